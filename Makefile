@@ -1,0 +1,46 @@
+# make demo   sets up .venv and generates text with the bundled checkpoint
+# make test   sets up .venv and runs the tests
+# make check  lint, format, types and generated documentation
+# PYTHON chooses the interpreter, PIP_ARGS goes to every pip install, PYTEST_ARGS to pytest.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+
+.PHONY: demo test check docs format clean
+
+demo: .venv/demo.stamp
+	$(BIN)/vtensors generate
+
+test: .venv/test.stamp
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: .venv/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/update_structure.py --check
+
+docs: .venv/test.stamp
+	$(BIN)/python docs/update_structure.py
+
+format: .venv/test.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vtensors needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+
+# A stamp is newer than what it was installed from, so that a second call installs nothing.
+.venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e .
+	touch $@
+
+.venv/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	touch .venv/demo.stamp $@

@@ -1,0 +1,237 @@
+"""Every tensor consumed once, waived by name, or refused by name; every weight of the model filled once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from vtensors.claiming import Claims, Unclaimed
+from vtensors.errors import ArchitectureError, ClaimError, VtensorsError
+from vtensors.matching import nearest
+from vtensors.modules import Module, is_quantized
+from vtensors.records import ExpectedWeight, ModelPlan
+from vtensors.tensors import TensorInfo
+
+INPUT_SCALE_WEIGHT_ONLY = "input scale of a weight-only module (used only when 4-bit activations are asked for)"
+INPUT_SCALE_DYNAMIC = "input scale beside dynamic activations: not used"
+KV_SCALES = "KV-cache scales: the cache is kept in 16 bits unless FP8 is asked for"
+SYMMETRIC = "zero point or shape record of a symmetric scheme"
+_EXTRA_ROLES = ("weight_zero_point", "input_zero_point", "weight_shape")
+
+
+@attrs.frozen(kw_only=True)
+class Accounting:
+    """Where every tensor goes.
+
+    waived: reason -> tensor names. waived_modules: module -> reason. problems: what a load refuses.
+    unclaimed: tensors that no convention reads and nothing waives.
+    used: module name -> (canonical name, what the model expects), empty without an architecture.
+    """
+
+    waived: Mapping[str, tuple[str, ...]]
+    waived_modules: Mapping[str, str]
+    unclaimed: tuple[str, ...]
+    problems: tuple[VtensorsError, ...]
+    used: Mapping[str, tuple[str, ExpectedWeight]]
+
+
+def account(
+    modules: Mapping[str, Module],
+    claims: Claims,
+    kv_scales: Mapping[str, Mapping[str, TensorInfo]],
+    plan: ModelPlan | None,
+    *,
+    config_dtype: str | None,
+    declared_nothing: bool,
+) -> Accounting:
+    """The accounting of a checkpoint under an architecture's plan (None: unknown architecture).
+
+    config_dtype: `BF16` or `F16` where config.json names the model's dtype.
+    declared_nothing: no configuration file declares a quantisation (for messages).
+    """
+    waive = _Waivers(plan)
+    waived: dict[str, list[str]] = {}
+    waived_modules: dict[str, str] = {}
+    for name, module in modules.items():
+        reason = waive.reason(module.tensors[0])
+        if reason is not None:
+            waived_modules[name] = reason
+            if module.claim.part is None or (module.claim.part.expert == 0 == module.claim.part.row_begin):
+                waived.setdefault(reason, []).extend(module.tensors)
+            continue
+        for why, tensor in _waived_roles(module):
+            waived.setdefault(why, []).append(tensor)
+    left: dict[str, Unclaimed] = {}
+    for name, unclaimed in claims.unclaimed.items():
+        reasons = {info.name: waive.reason(info.name) for info in unclaimed.group.tensors.values()}
+        for tensor, reason in reasons.items():
+            if reason is not None:
+                waived.setdefault(reason, []).append(tensor)
+        if not all(reasons.values()):
+            left[name] = unclaimed
+    for owner in kv_scales.values():
+        for info in owner.values():
+            waived.setdefault(waive.reason(info.name) or KV_SCALES, []).append(info.name)
+
+    used = {expected.module: (own, expected) for own, expected in (plan.weights if plan else {}).items()}
+    problems = list(_unclaimed_problems(left, declared_nothing))
+    alive = {name: module for name, module in modules.items() if name not in waived_modules}
+    problems.extend(_mixed_halves(alive, config_dtype))
+    if plan is not None:
+        problems.extend(_against_plan(alive, used, left))
+    unclaimed_names = tuple(info.name for u in left.values() for info in u.group.tensors.values())
+    return Accounting(
+        waived={reason: tuple(names) for reason, names in waived.items()},
+        waived_modules=waived_modules,
+        unclaimed=unclaimed_names,
+        problems=tuple(problems),
+        used=used,
+    )
+
+
+@attrs.define
+class _Waivers:
+    plan: ModelPlan | None
+
+    def reason(self, tensor: str) -> str | None:
+        if self.plan is None:
+            return None
+        return next((w.reason for w in self.plan.waivers if tensor.startswith(w.prefix)), None)
+
+
+def _waived_roles(module: Module) -> Iterator[tuple[str, str]]:
+    part = module.claim.part
+    if not is_quantized(module.scheme) or (part is not None and (part.expert or part.row_begin)):
+        return
+    for role, info in module.claim.roles.items():
+        if role in ("input_scale", "input_divisor") and module.declared == "16bit":
+            yield INPUT_SCALE_WEIGHT_ONLY, info.name
+        elif role == "input_scale" and module.declared == "fp8-dynamic":
+            yield INPUT_SCALE_DYNAMIC, info.name
+        elif role in _EXTRA_ROLES:
+            yield SYMMETRIC, info.name
+
+
+# --- problems ---------------------------------------------------------------------------------------------
+
+
+def _unclaimed_problems(left: Mapping[str, Unclaimed], declared_nothing: bool) -> Iterator[VtensorsError]:
+    for name, unclaimed in left.items():
+        tensors = [info.name for info in unclaimed.group.tensors.values()]
+        fits = next((c for c, reason in unclaimed.reasons if reason.startswith("would fit")), None)
+        fix = "see docs/conventions.md for the accepted forms; a plugin can add one (docs/writing-a-plugin.md)"
+        if fits is not None and declared_nothing:
+            count = sum(1 for u in left.values() if any(r.startswith("would fit") for _, r in u.reasons))
+            fix = (
+                f"{count} modules look like {fits}, but no quantization_config was found in config.json and no "
+                "hf_quant_config.json: fetch the file that declares them"
+            )
+        yield ClaimError(
+            f"no convention reads these tensors: {', '.join(tensors)}",
+            tensor=name,
+            seen=unclaimed.describe(),
+            fix=fix,
+        )
+
+
+def _mixed_halves(modules: Mapping[str, Module], config_dtype: str | None) -> Iterator[VtensorsError]:
+    """BF16 and F16 in one model: their bytes cannot be told apart, so one of them is a mistake."""
+    halves: dict[str, list[TensorInfo]] = {"BF16": [], "F16": []}
+    for module in modules.values():
+        for info in module.claim.roles.values():
+            if info.dtype in halves:
+                halves[info.dtype].append(info)
+    if not (halves["BF16"] and halves["F16"]):
+        return
+    wanted = config_dtype or max(halves, key=lambda dtype: len(halves[dtype]))
+    other = "F16" if wanted == "BF16" else "BF16"
+    info = halves[other][0]
+    yield ClaimError(
+        f"{other} beside {wanted}: {len(halves[other])} of the model's tensors",
+        file=info.file,
+        tensor=info.name,
+        seen=info.describe(),
+        accepted=f"{wanted} as in config.json and the other tensors, or F32",
+        fix="one of the two dtypes is wrong: save the checkpoint anew in one 16-bit dtype",
+    )
+
+
+def _against_plan(
+    modules: Mapping[str, Module], used: Mapping[str, tuple[str, ExpectedWeight]], left: Mapping[str, Unclaimed]
+) -> Iterator[VtensorsError]:
+    for name, (_, expected) in used.items():
+        module = modules.get(name)
+        if module is None:
+            if expected.required and not _explained(name, left):
+                yield _missing(name, expected, modules)
+        else:
+            yield from _misfit(module, expected)
+    for name, module in modules.items():
+        if name not in used:
+            near = nearest(name, used) if len(used) < 5000 else None
+            yield ArchitectureError(
+                f"the model has no place for {', '.join(module.tensors)}",
+                tensor=module.tensors[0],
+                seen=f"{module.scheme} {list(module.shape)}",
+                accepted=f"the weights of the model{f'; the nearest is {near!r}' if near else ''}",
+                fix="remove the tensor, or use the checkpoint that fits this config.json",
+            )
+
+
+def _explained(name: str, left: Mapping[str, Unclaimed]) -> bool:
+    """Whether the module is missing because its tensors, or its stacked owner's, are unclaimed."""
+    if name in left:
+        return True
+    owner, _, rest = name.partition(".experts.")
+    projection = rest.rpartition(".")[2]
+    stacked = "gate_up_proj" if projection in ("gate_proj", "up_proj") else projection
+    return bool(rest) and (f"{owner}.experts.{stacked}" in left or f"{owner}.experts" in left)
+
+
+def _missing(name: str, expected: ExpectedWeight, modules: Mapping[str, Module]) -> VtensorsError:
+    is_bare = name.rpartition(".")[2] in ("A_log", "dt_bias")
+    near = nearest(name, modules) if len(modules) < 5000 else None
+    return ArchitectureError(
+        "a weight of the model is not in the checkpoint",
+        tensor=name if is_bare else f"{name}.weight",
+        seen=f"no such tensor{f'; the nearest module is {near!r}' if near else ''}",
+        accepted=f"shape {list(expected.shape)}",
+        fix="fetch the whole checkpoint: a shard or the tensor is missing",
+    )
+
+
+def _misfit(module: Module, expected: ExpectedWeight) -> Iterator[VtensorsError]:
+    codes = module.claim.roles["codes"]
+    if module.shape != expected.shape:
+        packed = (
+            len(module.shape) == 2 == len(expected.shape)
+            and codes.dtype == "U8"
+            and module.shape[1] * 2 == expected.shape[1]
+        )
+        yield ArchitectureError(
+            "the shape does not fit config.json",
+            file=codes.file,
+            tensor=codes.name,
+            seen=f"{list(module.shape)} ({module.scheme})",
+            accepted=f"{list(expected.shape)}",
+            fix=f"looks NVFP4-packed but no NVFP4 rule matched {module.name}" if packed else "",
+        )
+    bias = module.claim.roles.get("bias")
+    if bias is not None and expected.bias is False:
+        yield ArchitectureError(
+            "the model has no bias here",
+            file=bias.file,
+            tensor=bias.name,
+            seen=bias.describe(),
+            accepted="no bias, by config.json",
+            fix="remove the tensor, or correct the bias entry of config.json",
+        )
+    if bias is None and expected.bias is True:
+        yield ArchitectureError(
+            "the bias that config.json asks for is not in the checkpoint",
+            tensor=f"{module.name}.bias",
+            seen="no such tensor",
+            accepted=f"shape [{expected.shape[0]}]",
+            fix="fetch the whole checkpoint",
+        )

@@ -1,0 +1,89 @@
+"""At which activation precision a module runs: argument, then switch, then 16 bits."""
+
+from __future__ import annotations
+
+import attrs
+
+from vtensors.errors import RequestError
+from vtensors.records import Claim, DeclaredScheme
+
+MODES = ("16bit", "declared", "fp4")
+INPUT_ROLES = ("input_scale", "input_divisor")
+
+
+@attrs.frozen(kw_only=True)
+class ActivationRequest:
+    """What the user asked for.
+
+    argument: None, `16bit`, `declared` or `fp4`. modelopt_w4a4: `VT_MODELOPT_W4A4`. fp8_w8a8: `VT_FP8_W8A8`.
+    """
+
+    argument: str | None = None
+    modelopt_w4a4: bool = False
+    fp8_w8a8: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.argument is not None and self.argument not in MODES:
+            raise RequestError(
+                "unknown activations",
+                seen=repr(self.argument),
+                accepted="None, " + ", ".join(repr(mode) for mode in MODES),
+            )
+
+
+@attrs.frozen(kw_only=True)
+class Executed:
+    """activations: `16bit`, `fp4`, `fp8-static` or `fp8-dynamic`. warning: a kind of surprise, or ``."""
+
+    activations: str
+    warning: str = ""
+
+
+_SIXTEEN = Executed(activations="16bit")
+_NO_SCALE_DECLARED = Executed(
+    activations="16bit",
+    warning="4-bit activations are declared, but there is no input_scale: run with 16-bit activations",
+)
+_NO_SCALE_ASKED = Executed(
+    activations="16bit",
+    warning="4-bit activations were asked for, but there is no input scale: run with 16-bit activations",
+)
+_FP4_ON_WEIGHT_ONLY = Executed(
+    activations="fp4",
+    warning="weight-only (W4A16) is declared; 4-bit activations run because they were asked for",
+)
+
+
+def executed_activations(claim: Claim, declared: DeclaredScheme | None, request: ActivationRequest) -> Executed:
+    """The activation precision of one module under the request, as the table in the design says."""
+    wanted = declared.activations if declared is not None else "16bit"
+    if claim.scheme == "nvfp4":
+        return _nvfp4(claim, declared, request, wanted)
+    if wanted == "16bit" or claim.scheme in ("bf16", "f16", "f32"):
+        return _SIXTEEN
+    asked = request.argument == "declared" or (request.argument in (None, "fp4") and request.fp8_w8a8)
+    if not asked:
+        return _SIXTEEN
+    if wanted == "fp8-static" and "input_scale" not in claim.roles:
+        return Executed(
+            activations="fp8-dynamic",
+            warning="static FP8 activations are declared, but there is no input_scale: scaled per token",
+        )
+    return Executed(activations=wanted)
+
+
+def _nvfp4(
+    claim: Claim, declared: DeclaredScheme | None, request: ActivationRequest, wanted: str
+) -> Executed:
+    has_scale = any(role in claim.roles for role in INPUT_ROLES)
+    by_switch = request.argument is None and request.modelopt_w4a4 and claim.convention == "modelopt"
+    if wanted == "fp8-static":
+        asked = request.argument == "declared" or (request.argument in (None, "fp4") and request.fp8_w8a8)
+        return Executed(activations="fp8-static") if asked and has_scale else _SIXTEEN
+    if request.argument == "fp4" or by_switch:
+        if not has_scale:
+            return _NO_SCALE_ASKED
+        return _FP4_ON_WEIGHT_ONLY if wanted == "16bit" else Executed(activations="fp4")
+    if request.argument == "declared" and wanted == "fp4":
+        return Executed(activations="fp4") if has_scale else _NO_SCALE_DECLARED
+    return _SIXTEEN

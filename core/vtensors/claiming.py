@@ -1,0 +1,279 @@
+"""Which convention reads which module: every convention is asked about every group, and nobody scores itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from vtensors.forms import Form, FormMatch, match_form
+from vtensors.records import (
+    Claim,
+    ClaimRequest,
+    Convention,
+    Declaration,
+    DeclaredScheme,
+    Refusal,
+    StackedPart,
+    TensorGroup,
+)
+from vtensors.tensors import TensorInfo
+
+
+@attrs.frozen(kw_only=True)
+class Claimant:
+    """A convention with the distribution that brings it and its reading of this checkpoint's configuration."""
+
+    convention: Convention
+    owner: str
+    declaration: Declaration | None
+
+
+@attrs.frozen(kw_only=True)
+class Unclaimed:
+    """A group that nobody reads, with each convention's reason."""
+
+    group: TensorGroup
+    reasons: tuple[tuple[str, str], ...]
+
+    def describe(self) -> str:
+        """Dtypes and suffixes seen, then why each convention passes."""
+        seen = ", ".join(f"{suffix} {info.describe()}" for suffix, info in self.group.tensors.items())
+        why = "".join(f"\n    {name}: {reason}" for name, reason in self.reasons)
+        return f"{seen}{why}"
+
+
+@attrs.frozen(kw_only=True)
+class Claims:
+    """claims by module name; unclaimed by module name; warnings about conventions that failed."""
+
+    claims: Mapping[str, Claim]
+    unclaimed: Mapping[str, Unclaimed]
+    warnings: tuple[str, ...] = ()
+
+
+def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, prefer: str = "") -> Claims:
+    """Every group claimed once, or listed as unclaimed with reasons.
+
+    prefer: name of the convention or distribution that wins where two claim a tensor (`VT_PREFER`).
+    A convention that raises, or returns something that is not a claim on the groups given, is left out
+    with a warning; the others go on.
+    """
+    warnings: list[str] = []
+    known = {id(info) for group in groups for info in group.tensors.values()}
+    by_tensor: dict[str, list[tuple[Claimant, Claim]]] = {}
+    refusals: dict[tuple[str, str], str] = {}
+    for claimant in claimants:
+        try:
+            answers = list(_ask(claimant, groups))
+            _check_answers(answers, known)
+        except Exception as problem:  # a broken plugin must not stop the others
+            warnings.append(
+                f"convention '{claimant.convention.name}' ({claimant.owner}) failed and was left out: "
+                f"{type(problem).__name__}: {problem}"
+            )
+            continue
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                refusals[answer.module, claimant.convention.name] = answer.reason
+                continue
+            for info in answer.roles.values():
+                by_tensor.setdefault(info.name, []).append((claimant, answer))
+
+    claims, contested = _settle(by_tensor, claimants, prefer)
+    unclaimed = {}
+    for group in groups:
+        left = {s: i for s, i in group.tensors.items() if i.name not in by_tensor or i.name in contested}
+        if left:
+            unclaimed[group.module] = Unclaimed(
+                group=group, reasons=tuple(_reasons(group, claimants, refusals, contested))
+            )
+    for module in [m for m, c in claims.items() if any(i.name in contested for i in c.roles.values())]:
+        del claims[module]
+    return Claims(claims=claims, unclaimed=unclaimed, warnings=tuple(warnings))
+
+
+def _settle(
+    by_tensor: Mapping[str, list[tuple[Claimant, Claim]]], claimants: Sequence[Claimant], prefer: str
+) -> tuple[dict[str, Claim], dict[str, str]]:
+    """Claims that stand, and contested tensors -> who contests them."""
+    claims: dict[str, Claim] = {}
+    contested: dict[str, str] = {}
+    for name, rivals in by_tensor.items():
+        owners = {claimant.convention.name: claimant for claimant, _ in rivals}
+        if len(owners) > 1:
+            winner = _winner(owners, prefer)
+            if winner is None:
+                contested[name] = " and ".join(f"'{c.convention.name}' ({c.owner})" for c in owners.values())
+                continue
+            rivals = [(claimant, claim) for claimant, claim in rivals if claimant.convention.name == winner]
+        for _, claim in rivals:
+            claims[claim.module] = claim
+    return claims, contested
+
+
+def _winner(owners: Mapping[str, Claimant], prefer: str) -> str | None:
+    for name, claimant in owners.items():
+        others = set(owners) - {name}
+        if prefer and prefer in (name, claimant.owner):
+            return name
+        if others <= set(claimant.convention.overrides):
+            return name
+    return None
+
+
+def _ask(claimant: Claimant, groups: Sequence[TensorGroup]) -> Iterable[Claim | Refusal]:
+    convention = claimant.convention
+    request = ClaimRequest(groups=groups, declaration=claimant.declaration)
+    if convention.claim is not None:
+        return convention.claim(request)
+    return claim_by_forms(convention, request)
+
+
+def _check_answers(answers: Sequence[object], known: set[int]) -> None:
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            continue
+        if not isinstance(answer, Claim):
+            raise TypeError(f"claim() returned {type(answer).__name__}, expected Claim or Refusal")
+        for info in answer.roles.values():
+            if id(info) not in known:
+                raise TypeError(f"claim on '{answer.module}' names a tensor that the checkpoint does not hold")
+
+
+# --- claiming by forms ------------------------------------------------------------------------------------
+
+
+def claim_by_forms(convention: Convention, request: ClaimRequest) -> Iterator[Claim]:
+    """Claims on the groups that fit one of the convention's forms, where its declaration speaks of them.
+
+    Without a declaration nothing is claimed: tensors alone do not say which convention wrote them.
+    A form with an expert dimension E gives one claim per expert and projection.
+    """
+    if request.declaration is None:
+        return
+    by_signature: dict[tuple[tuple[str, str, int], ...], list[Form]] = {}
+    for group in request.groups:
+        signature = tuple((suffix, info.dtype, len(info.shape)) for suffix, info in group.tensors.items())
+        candidates = by_signature.get(signature)
+        if candidates is None:
+            candidates = [form for form in convention.forms if _could_fit(form, group)]
+            by_signature[signature] = candidates
+        if not candidates:
+            continue
+        declared = request.declaration.scheme_of(group.module)
+        if declared is None:
+            continue
+        for form in candidates:
+            match = match_form(form, group.tensors, block=declared.block or (128, 128))
+            if isinstance(match, FormMatch):
+                yield from claims_of(convention.name, group.module, match, declared)
+                break
+
+
+def claims_of(
+    convention: str, module: str, match: FormMatch, declared: DeclaredScheme | None
+) -> Iterator[Claim]:
+    """One claim for a matrix, one per expert and projection for a stacked tensor."""
+    dims = match.dims
+    shape = (dims["N"], dims["K"])
+    if "E" not in dims:
+        yield Claim(
+            module=module,
+            convention=convention,
+            scheme=match.form.scheme,
+            shape=shape,
+            roles=match.roles,
+            form=match.form,
+            declared=declared,
+        )
+        return
+    owner, _, projection = module.rpartition(".")
+    halves = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
+    step = dims["N"] // len(halves)
+    transposed = _is_transposed(match.form)
+    for expert in range(dims["E"]):
+        for number, half in enumerate(halves):
+            yield Claim(
+                module=f"{owner}.{expert}.{half}",
+                convention=convention,
+                scheme=match.form.scheme,
+                shape=(step, dims["K"]),
+                roles=match.roles,
+                form=match.form,
+                declared=declared,
+                part=StackedPart(
+                    expert=expert,
+                    row_begin=number * step,
+                    row_end=(number + 1) * step,
+                    transposed=transposed,
+                ),
+            )
+
+
+def _is_transposed(form: Form) -> bool:
+    codes = form.tensors[0].shapes[0]
+    return codes.rstrip("]").rstrip().endswith("N")
+
+
+def _could_fit(form: Form, group: TensorGroup) -> bool:
+    places = {tensor.suffix: tensor for tensor in form.tensors}
+    return all(
+        suffix in places
+        and info.dtype in places[suffix].dtypes
+        and any(_rank(shape) == len(info.shape) for shape in places[suffix].shapes)
+        for suffix, info in group.tensors.items()
+    ) and all(not tensor.required or tensor.suffix in group.tensors for tensor in form.tensors)
+
+
+def _rank(pattern: str) -> int:
+    inner = pattern.strip()[1:-1].strip()
+    return inner.count(",") + 1 if inner else 0
+
+
+# --- reasons ----------------------------------------------------------------------------------------------
+
+
+def _reasons(
+    group: TensorGroup,
+    claimants: Sequence[Claimant],
+    refusals: Mapping[tuple[str, str], str],
+    contested: Mapping[str, str],
+) -> Iterator[tuple[str, str]]:
+    fighters = {contested[i.name] for i in group.tensors.values() if i.name in contested}
+    if fighters:
+        yield (
+            "claimed twice",
+            f"{', '.join(sorted(fighters))}; set VT_PREFER=<convention> or deny one with VT_PLUGINS=-<plugin>",
+        )
+        return
+    for claimant in claimants:
+        name = claimant.convention.name
+        given = refusals.get((group.module, name))
+        yield name, given or reason_by_forms(claimant.convention, claimant.declaration, group)
+
+
+def reason_by_forms(convention: Convention, declaration: Declaration | None, group: TensorGroup) -> str:
+    """Why no form of the convention fits the group: the reason of the form that comes nearest."""
+    declared = declaration.scheme_of(group.module) if declaration is not None else None
+    block = declared.block if isinstance(declared, DeclaredScheme) and declared.block else (128, 128)
+    nearest, nearest_form, most = "has no form with these tensors", None, 0
+    for form in convention.forms:
+        match = match_form(form, group.tensors, block=block)
+        if isinstance(match, FormMatch):
+            if declaration is None:
+                return f"would fit as {form.scheme}, but no configuration file declares this convention"
+            return f"would fit as {form.scheme}, but its configuration does not speak of this module"
+        common = _nearness(form, group.tensors)
+        if common > most:
+            nearest, nearest_form, most = match, form, common
+    return nearest if nearest_form is None else f"{nearest_form.scheme} {nearest}"
+
+
+def _nearness(form: Form, tensors: Mapping[str, TensorInfo]) -> int:
+    places = {tensor.suffix: tensor for tensor in form.tensors}
+    score = 0
+    for suffix, info in tensors.items():
+        if suffix in places:
+            score += 2 + 3 * (info.dtype in places[suffix].dtypes)
+    return score

@@ -1,0 +1,192 @@
+"""Checks of what a plugin returns: the right records, and fields of them that later code can rely on."""
+
+from __future__ import annotations
+
+import re
+
+from vtensors.errors import SwitchError
+from vtensors.forms import Form, TensorForm, match_shape
+from vtensors.records import (
+    API_VERSION,
+    Architecture,
+    Command,
+    Convention,
+    KernelSpec,
+    PluginInfo,
+    Scheme,
+    Switch,
+)
+from vtensors.switches import KINDS, PREFIX, parse_value
+
+AnyRecord = Scheme | Convention | KernelSpec | Architecture | Switch | Command
+
+# Hook -> the type of the records in its list.
+RECORD_TYPES: dict[str, type[AnyRecord]] = {
+    "vtensors_schemes": Scheme,
+    "vtensors_conventions": Convention,
+    "vtensors_kernels": KernelSpec,
+    "vtensors_architectures": Architecture,
+    "vtensors_switches": Switch,
+    "vtensors_commands": Command,
+}
+
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+def check_info(info: object) -> PluginInfo:
+    """The PluginInfo itself. Raises ValueError with what is wrong with it."""
+    if not isinstance(info, PluginInfo):
+        raise ValueError(f"vtensors_plugin() returned {_describe(info)}, not a vtensors.PluginInfo")
+    if info.api_version != API_VERSION:
+        raise ValueError(
+            f"it was written for plugin api version {info.api_version!r}; this vtensors has {API_VERSION}"
+        )
+    if not _is_name(info.name):
+        raise ValueError(f"vtensors_plugin() gives no name: {info.name!r}")
+    return info
+
+
+def check_records(hook: str, result: object) -> list[AnyRecord]:
+    """The records of one hook as a list. Raises ValueError with the first thing wrong with them."""
+    wanted = RECORD_TYPES[hook]
+    if not isinstance(result, (list, tuple)):
+        raise ValueError(f"{hook}() returned {_describe(result)}, not a list of vtensors.{wanted.__name__}")
+    seen: set[str] = set()
+    records: list[AnyRecord] = []
+    for position, record in enumerate(result):
+        if not isinstance(record, wanted):
+            raise ValueError(
+                f"{hook}() returned {_describe(record)} at place {position}, not a vtensors.{wanted.__name__}"
+            )
+        problem = check_record(record)
+        if problem:
+            raise ValueError(f"{hook}(): {wanted.__name__} {record.name!r} {problem}")
+        if record.name in seen:
+            raise ValueError(f"{hook}() returned two records named {record.name!r}")
+        seen.add(record.name)
+        records.append(record)
+    return records
+
+
+def check_record(record: AnyRecord) -> str | None:
+    """What is wrong with a record's fields, as the end of a sentence, or None."""
+    if not _is_name(record.name):
+        return "has no name"
+    if record.name != record.name.strip():
+        return "has blanks around its name"
+    match record:
+        case Scheme():
+            return _check_path("weight_class", record.weight_class)
+        case Convention():
+            return _check_convention(record)
+        case KernelSpec():
+            return _check_callables({"refuse": record.refuse, "bind": record.bind}) or _check_words(
+                {"schemes": record.schemes, "targets": record.targets}
+            )
+        case Architecture():
+            return _check_callables({"matches": record.matches, "plan": record.plan}) or _check_path(
+                "build", record.build
+            )
+        case Switch():
+            return _check_switch(record)
+        case Command():
+            return _check_path("load", record.load)
+
+
+def check_form(form: object) -> str | None:
+    """What is wrong with a form, as the end of a sentence, or None."""
+    if not isinstance(form, Form):
+        return f"has {_describe(form)} among its forms"
+    if not form.tensors:
+        return f"has a form of '{form.scheme}' without tensors"
+    tensors: tuple[object, ...] = form.tensors
+    for tensor in tensors:
+        if not isinstance(tensor, TensorForm):
+            return f"has {_describe(tensor)} among the tensors of a form"
+        if tensor.sense not in ("", "multiplies", "divides"):
+            return f"says that '{tensor.suffix}' {tensor.sense!r}; accepted: 'multiplies', 'divides' or ''"
+        if not tensor.role:
+            return f"gives no role to '{tensor.suffix}'"
+        for pattern in tensor.shapes:
+            if not _is_pattern(pattern):
+                return f"has a shape pattern of '{tensor.suffix}' that cannot be read: {pattern!r}"
+    # Two spellings of one optional tensor may share a role; whoever stores both is found when it is claimed.
+    required = {tensor.role for tensor in form.tensors if tensor.required}
+    roles = [tensor.role for tensor in form.tensors if tensor.role in required]
+    suffixes = [tensor.suffix for tensor in form.tensors]
+    for what, words in (("role", roles), ("suffix", suffixes)):
+        repeated = sorted({word for word in words if words.count(word) > 1})
+        if repeated:
+            return f"has a form of '{form.scheme}' with the {what} '{repeated[0]}' twice"
+    return None
+
+
+def _check_convention(record: Convention) -> str | None:
+    problem = _check_callables({"declare": record.declare, "read": record.read})
+    if problem:
+        return problem
+    claim: object = record.claim
+    if claim is not None and not callable(claim):
+        return f"has {_describe(claim)} as claim, not a function or None"
+    problem = _check_words({"overrides": record.overrides, "quant_methods": record.quant_methods})
+    if problem:
+        return problem
+    forms: object = record.forms
+    if not isinstance(forms, tuple):
+        return f"has {_describe(forms)} as forms, not a tuple of vtensors.Form"
+    return next((problem for problem in map(check_form, forms) if problem), None)
+
+
+def _check_switch(record: Switch) -> str | None:
+    if not record.name.startswith(PREFIX):
+        return f"does not start with {PREFIX}"
+    if record.kind not in KINDS:
+        return f"has the kind {record.kind!r}; accepted: {', '.join(KINDS)}"
+    try:
+        parse_value(record, record.default)
+    except SwitchError as error:
+        return f"has a default that it does not accept itself: {error.seen}"
+    return None
+
+
+def _check_callables(fields: dict[str, object]) -> str | None:
+    for name, value in fields.items():
+        if not callable(value):
+            return f"has {_describe(value)} as {name}, not a function"
+    return None
+
+
+def _check_words(fields: dict[str, object]) -> str | None:
+    for name, value in fields.items():
+        if not isinstance(value, tuple) or not all(isinstance(word, str) for word in value):
+            return f"has {_describe(value)} as {name}, not a tuple of text"
+    return None
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _check_path(field: str, value: object) -> str | None:
+    if isinstance(value, str) and _DOTTED.match(value):
+        return None
+    return f"has {_describe(value)} as {field}, not 'package.module:name'"
+
+
+def _is_pattern(pattern: object) -> bool:
+    if not isinstance(pattern, str) or not (pattern.startswith("[") and pattern.endswith("]")):
+        return False
+    try:
+        match_shape(pattern, (), {})
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(value: object) -> str:
+    """A value in a message: short, and safe for objects whose repr misbehaves."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = "an object whose repr() fails"
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

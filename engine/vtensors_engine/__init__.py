@@ -1,0 +1,1 @@
+"""Runs models: text, sampling, the step loop, the `LLM` class and the `generate` command."""

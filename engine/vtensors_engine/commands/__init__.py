@@ -1,0 +1,1 @@
+"""Subcommands of `vtensors` that run a model."""

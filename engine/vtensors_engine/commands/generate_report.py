@@ -1,0 +1,90 @@
+"""What `vtensors generate` prints beside the text: speed, the executed table, JSON, a progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from vtensors_engine.llm import LoadedModel
+from vtensors_engine.outputs import Completion, Timing
+
+# The keys of a row of `executed_summary()`, as under `schemes` of `inspect --json`.
+EXECUTED_COLUMNS = ("scheme", "convention", "declared", "executed", "modules", "bytes")
+
+
+def speed_line(timing: Timing) -> str:
+    """One line: tokens per second of prompts and of generated tokens."""
+    prefill, decode = timing.prefill_rate(), timing.decode_rate()
+    parts = [
+        "" if prefill is None else f"prefill {prefill:,.1f} tokens/s ({timing.prefill_tokens} tokens)",
+        "" if decode is None else f"decode {decode:,.1f} tokens/s ({timing.decode_tokens} tokens)",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def executed_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print declared and executed precision per group of modules to stdout."""
+    table = Table(title="declared and executed", title_justify="left")
+    for column in EXECUTED_COLUMNS:
+        table.add_column(column, justify="right" if column in ("modules", "bytes") else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in EXECUTED_COLUMNS))
+    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+
+
+def json_report(model: LoadedModel, completions: Sequence[Completion], timing: Timing) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    return {
+        "completions": [
+            {
+                "prompt_token_ids": list(completion.prompt_token_ids),
+                "token_ids": list(completion.token_ids),
+                "text": completion.text,
+                "finish_reason": completion.finish_reason,
+                "seed": completion.seed,
+            }
+            for completion in completions
+        ],
+        "model": {
+            "provenance": model.checkpoint.provenance.to_json(),
+            "architecture": _architecture(model),
+            "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_positions": model.max_positions,
+        },
+        "executed": [dict(row) for row in model.executed_summary()],
+        "timing": {
+            "prefill_tokens": timing.prefill_tokens,
+            "prefill_seconds": timing.prefill_seconds,
+            "decode_tokens": timing.decode_tokens,
+            "decode_seconds": timing.decode_seconds,
+        },
+    }
+
+
+@contextmanager
+def progress_bar(task: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while the block runs; call what it gives with the number of tokens done since."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        entry = progress.add_task(task, total=total)
+        yield lambda count: progress.advance(entry, count)
+
+
+def _architecture(model: LoadedModel) -> str | None:
+    config = model.checkpoint.snapshot.read_json("config.json") or {}
+    names = config.get("architectures")
+    if isinstance(names, list) and names:
+        return str(names[0])
+    return str(config["model_type"]) if "model_type" in config else None
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)

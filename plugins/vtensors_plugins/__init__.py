@@ -1,0 +1,1 @@
+"""The built-in plugins: conventions, architectures, backends, commands; registered as a third party's are."""

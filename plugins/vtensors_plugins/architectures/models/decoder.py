@@ -1,0 +1,139 @@
+"""A whole decoder: embeddings, layers, final norm, head; one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from vtensors import records
+from vtensors.errors import ArchitectureError
+from vtensors_formats.weight import Weight
+from vtensors_kernels.reference.rope import rope_angles
+from vtensors_plugins.architectures.build import BuildOptions, EmbeddingCall, LinearCall, Parts
+from vtensors_plugins.architectures.decoder_config import LINEAR, DecoderConfig
+from vtensors_plugins.architectures.models.attention import Attention, build_attention
+from vtensors_plugins.architectures.models.gated_delta_net import GatedDeltaNet, build_gated_delta_net
+from vtensors_plugins.architectures.models.mlp import Mlp, build_mlp
+from vtensors_plugins.architectures.models.moe import Moe, build_moe
+from vtensors_plugins.architectures.models.norm import RMSNorm
+from vtensors_plugins.architectures.models.rotary import inverse_frequencies
+from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueCache, SequenceState
+
+
+@attrs.frozen(kw_only=True)
+class DecoderLayer:
+    """h += mixer(norm(h)); h += mlp(norm(h))."""
+
+    input_norm: RMSNorm
+    mixer: Attention | GatedDeltaNet
+    post_norm: RMSNorm
+    mlp: Mlp | Moe
+
+    def __call__(self, h: Tensor, state: KeyValueCache | DeltaNetState, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden], model dtype; moves the layer's state T tokens on."""
+        h = h + self.mixer(self.input_norm(h), state, cos, sin)
+        return h + self.mlp(self.post_norm(h))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Decoder:
+    """A model that runs. selected: which kernel serves each weight.
+
+    dtype: of activations, caches and logits. max_positions: as config.json says, for the caller to keep to.
+    """
+
+    vocab_size: int
+    num_layers: int
+    max_positions: int
+    dtype: torch.dtype
+    device: torch.device
+    embed: EmbeddingCall
+    frequencies: Tensor
+    layers: tuple[DecoderLayer, ...]
+    norm: RMSNorm
+    head: LinearCall
+    selected: tuple[records.Selected, ...]
+
+    def new_state(self) -> SequenceState:
+        """The state of a sequence without tokens."""
+        return SequenceState(tuple(layer.mixer.new_state(self.dtype, self.device) for layer in self.layers))
+
+    @torch.inference_mode()
+    def step(self, token_ids: Tensor, state: SequenceState) -> Tensor:
+        """Logits [V], model dtype, of the last of the T tokens, which are appended to the state.
+
+        token_ids: [T] int64, T >= 1. One token decodes, several at once are a prompt or a piece of one.
+        """
+        return self.head(self._hidden(token_ids, state)[-1:])[0]
+
+    @torch.inference_mode()
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """[B, T, V], model dtype, of every token. input_ids: [B, T] int64; rows do not see each other."""
+        return torch.stack([self.head(self._hidden(row, self.new_state())) for row in input_ids])
+
+    def _hidden(self, token_ids: Tensor, state: SequenceState) -> Tensor:
+        """[T, hidden] behind the final norm."""
+        ids = token_ids.to(self.device)
+        end = state.length + ids.shape[0]
+        positions = torch.arange(state.length, end, device=self.device)
+        cos, sin = rope_angles(positions, self.frequencies)
+        h = self.embed(ids, self.dtype)
+        for layer, layer_state in zip(self.layers, state.layers, strict=True):
+            h = layer(h, layer_state, cos, sin)
+        state.length = end
+        return self.norm(h)
+
+
+def build_decoder(
+    config: DecoderConfig, weights: Mapping[str, records.Weight], options: BuildOptions
+) -> Decoder:
+    """The decoder with its kernels bound. weights: canonical name -> Weight, as the plan names them.
+
+    Without `lm_head` the head shares the embeddings, if config.json ties them. Raises ArchitectureError on a
+    missing weight, VtensorsError where no kernel serves one.
+    """
+    device = torch.device(options.device)
+    here = {name: cast(Weight, weight.to(device)) for name, weight in weights.items()}
+    parts = Parts(here, options)
+    if "lm_head" not in here and not config.tied:
+        raise ArchitectureError("weight is missing", tensor="lm_head", fix="load every weight of the plan")
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(parts.small(name), config.eps, config.zero_centered)
+
+    def layer(index: int, kind: str) -> DecoderLayer:
+        place = f"layers.{index}"
+        mixer: Attention | GatedDeltaNet
+        if kind == LINEAR and config.delta_net is not None:
+            mixer = build_gated_delta_net(parts, config.delta_net, config.eps, index)
+        else:
+            mixer = build_attention(parts, config, index)
+        mlp: Mlp | Moe
+        if config.moe is not None:
+            mlp = build_moe(parts, config.moe, f"{place}.mlp")
+        else:
+            mlp = build_mlp(parts, f"{place}.mlp", bias=config.mlp_bias)
+        return DecoderLayer(
+            input_norm=norm(f"{place}.input_layernorm"),
+            mixer=mixer,
+            post_norm=norm(f"{place}.post_attention_layernorm"),
+            mlp=mlp,
+        )
+
+    return Decoder(
+        vocab_size=config.vocab_size,
+        num_layers=len(config.layers),
+        max_positions=config.max_positions,
+        dtype=options.dtype,
+        device=device,
+        embed=parts.embedding("embed_tokens"),
+        frequencies=inverse_frequencies(config.attention.rope).to(device),
+        layers=tuple(layer(index, kind) for index, kind in enumerate(config.layers)),
+        norm=norm("norm"),
+        head=parts.linear("lm_head" if "lm_head" in here else "embed_tokens"),
+        selected=tuple(parts.selected),
+    )

@@ -1,0 +1,1 @@
+"""Backends: plugins that register kernels."""

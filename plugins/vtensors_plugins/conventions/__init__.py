@@ -1,0 +1,1 @@
+"""Checkpoint conventions: each module is one plugin that knows how one publisher spells a weight on disk."""

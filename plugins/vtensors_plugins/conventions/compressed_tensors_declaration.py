@@ -1,0 +1,261 @@
+"""compressed-tensors' configuration: config_groups with targets, an ignore list, per-group formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from vtensors.configs import ConfigFiles, string_list
+from vtensors.errors import DeclarationError
+from vtensors.matching import Matcher, is_class_name, regex_entry
+from vtensors.records import Declaration, DeclaredScheme, KvCacheDeclared
+
+SUPPORTED_FORMATS = (
+    "nvfp4-pack-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mxfp8-quantized",
+    "dense",
+)
+OTHER_FORMATS = (
+    "int-quantized",
+    "pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp6-pack-quantized",
+    "sparse-bitmask",
+    "sparse-24-bitmask",
+    "marlin-24",
+)
+PLUGIN_HINT = "install or write a plugin for it (docs/writing-a-plugin.md)"
+_EMBEDDINGS = ("embed_tokens", "embeddings", "wte", "tok_embeddings")
+
+
+@attrs.frozen(kw_only=True)
+class _Group:
+    name: str
+    scheme: DeclaredScheme
+    targets: Matcher
+    classes: tuple[str, ...]
+
+
+def declare(configs: ConfigFiles) -> Declaration | None:
+    """compressed-tensors' declaration, or None when config.json does not hold one.
+
+    Errors: missing or empty config_groups, formats and arguments that are unknown or not supported.
+    """
+    block = next((b for b in configs.blocks() if b.quant_method == "compressed-tensors" or _by_key(b)), None)
+    if block is None:
+        return None
+    values, where = block.values, block.where
+    _refuse_extras(values, where)
+    groups = values.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise DeclarationError(
+            "no config_groups: what is quantised cannot be known",
+            file=where,
+            seen=f"format {values.get('format')!r}, config_groups {groups!r}",
+            accepted="config_groups: {group_0: {targets: [...], weights: {...}}}",
+        )
+    parsed = tuple(_group(name, group, values, where) for name, group in groups.items())
+    ignore = Matcher(
+        entries=tuple(regex_entry(text, f"{where}.ignore") for text in string_list(values, "ignore", where)),
+        parents=False,
+    )
+    kv = values.get("kv_cache_scheme")
+    return Declaration(
+        convention="compressed-tensors",
+        scheme_of=_Resolver(groups=parsed, ignore=ignore, where=where).scheme_of,
+        summary=f"compressed-tensors {values.get('version', '')} {values.get('format', '')}".strip(),
+        kv_cache=KvCacheDeclared(algorithm=_kv(kv), where=where) if kv else None,
+        matchers=(ignore, *(group.targets for group in parsed)),
+        warnings=tuple(_warnings(groups, where)),
+    )
+
+
+def _by_key(block: Any) -> bool:
+    return block.quant_method in (None, "") and "config_groups" in block.values and "format" in block.values
+
+
+def _refuse_extras(values: Mapping[str, Any], where: str) -> None:
+    for key in ("transform_config", "sparsity_config"):
+        extra = values.get(key)
+        if not extra or (isinstance(extra, Mapping) and extra.get("format") in (None, "dense") and key[0] == "s"):
+            continue
+        raise DeclarationError(
+            f"{key} is not supported: the weights alone would give wrong results",
+            file=where,
+            seen=str(extra)[:80],
+            accepted="none",
+            fix=PLUGIN_HINT,
+        )
+
+
+def _group(name: str, group: Any, values: Mapping[str, Any], top: str) -> _Group:
+    where = f"{top}.config_groups.{name}"
+    if not isinstance(group, Mapping):
+        raise DeclarationError("the group is not an object", file=where, seen=repr(group)[:80])
+    weights = group.get("weights")
+    style = group.get("format") or values.get("format")
+    if style == "mixed-precision":
+        style = None
+    if not isinstance(weights, Mapping):
+        if style not in (None, "dense"):
+            raise DeclarationError("weights is missing", file=where, seen=repr(weights)[:80])
+        style = "dense"
+    algorithm = style or _infer(weights or {}, group.get("input_activations"), where)
+    targets = string_list(group, "targets", where)
+    names = tuple(regex_entry(text, f"{where}.targets") for text in targets if not is_class_name(text))
+    classes = tuple(text for text in targets if is_class_name(text))
+    return _Group(
+        name=name,
+        scheme=_scheme(str(algorithm), weights or {}, group.get("input_activations"), where),
+        targets=Matcher(entries=names, parents=False),
+        classes=classes,
+    )
+
+
+def _infer(weights: Mapping[str, Any], activations: Any, where: str) -> str:
+    """The format that writers give such arguments, for groups that do not name one."""
+    bits, kind = weights.get("num_bits"), weights.get("type")
+    if kind == "float" and bits == 4:
+        return "nvfp4-pack-quantized" if weights.get("group_size", 16) == 16 else "mxfp4-pack-quantized"
+    if kind == "float" and bits == 8:
+        if weights.get("group_size") == 32:
+            return "mxfp8-quantized"
+        return "float-quantized" if activations else "naive-quantized"
+    if kind == "int":
+        return "int-quantized" if activations else "pack-quantized"
+    raise DeclarationError(
+        "cannot tell the format of the group",
+        file=where,
+        seen=f"num_bits {bits!r}, type {kind!r}",
+        accepted=", ".join(SUPPORTED_FORMATS),
+    )
+
+
+def _scheme(algorithm: str, weights: Mapping[str, Any], activations: Any, where: str) -> DeclaredScheme:
+    if algorithm not in SUPPORTED_FORMATS:
+        recognised = "recognised but not supported" if algorithm in OTHER_FORMATS else "unknown"
+        raise DeclarationError(
+            f"the format is {recognised}",
+            file=where,
+            seen=repr(algorithm),
+            accepted=", ".join(SUPPORTED_FORMATS),
+            fix=PLUGIN_HINT,
+        )
+    if algorithm == "dense":
+        return DeclaredScheme(weight="unquantized", algorithm="unquantized", activations="16bit", where=where)
+    _check_arguments(algorithm, weights, where)
+    strategy = _strategy(weights)
+    structure = weights.get("block_structure")
+    family = {"nvfp4-pack-quantized": "nvfp4", "mxfp8-quantized": "mxfp8"}.get(algorithm, "fp8")
+    return DeclaredScheme(
+        weight=family,
+        algorithm=f"{algorithm}:{strategy}" if family == "fp8" else algorithm,
+        activations=_activations(activations, where),
+        where=where,
+        block=(structure[0], structure[1]) if isinstance(structure, list) and len(structure) == 2 else None,
+        group_size=_group_size(activations),
+    )
+
+
+def _check_arguments(algorithm: str, weights: Mapping[str, Any], where: str) -> None:
+    bits = 4 if algorithm == "nvfp4-pack-quantized" else 8
+    if weights.get("num_bits") != bits or weights.get("type") != "float":
+        raise DeclarationError(
+            f"{algorithm} with other weights",
+            file=f"{where}.weights",
+            seen=f"num_bits {weights.get('num_bits')!r}, type {weights.get('type')!r}",
+            accepted=f"num_bits {bits}, type 'float'",
+        )
+    if weights.get("symmetric") is False:
+        raise DeclarationError(
+            "asymmetric float weights are not supported",
+            file=f"{where}.weights",
+            seen="symmetric false",
+            accepted="symmetric true",
+        )
+
+
+def _strategy(weights: Mapping[str, Any]) -> str:
+    """`strategy`, or what its absence means: no group_size tensor, -1 channel, above 0 group."""
+    strategy = weights.get("strategy")
+    if strategy is not None:
+        return str(strategy)
+    size = weights.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def _activations(values: Any, where: str) -> str:
+    if values is None:
+        return "16bit"
+    if isinstance(values, Mapping) and values.get("type") == "float":
+        if values.get("num_bits") == 4:
+            return "fp4"
+        if values.get("num_bits") == 8:
+            return "fp8-dynamic" if values.get("dynamic") else "fp8-static"
+    raise DeclarationError(
+        "the input activations are not supported",
+        file=f"{where}.input_activations",
+        seen=str(values)[:120],
+        accepted="null, or type 'float' with num_bits 4 or 8",
+        fix=PLUGIN_HINT,
+    )
+
+
+def _group_size(activations: Any) -> int | None:
+    size = activations.get("group_size") if isinstance(activations, Mapping) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _kv(values: Any) -> str:
+    if isinstance(values, Mapping):
+        return f"{'FP' if values.get('type') == 'float' else 'INT'}{values.get('num_bits')}"
+    return str(values)
+
+
+def _warnings(groups: Mapping[str, Any], where: str) -> list[str]:
+    return [
+        f"{where}.config_groups.{name}: output_activations are declared and not applied"
+        for name, group in groups.items()
+        if isinstance(group, Mapping) and group.get("output_activations")
+    ]
+
+
+@attrs.define
+class _Resolver:
+    groups: tuple[_Group, ...]
+    ignore: Matcher
+    where: str
+    _unquantized: dict[str, DeclaredScheme] = attrs.field(init=False, factory=dict)
+    _explicit: dict[str, DeclaredScheme] = attrs.field(init=False, factory=dict)
+
+    def scheme_of(self, module: str) -> DeclaredScheme | None:
+        """ignore first, then targets by name or regex, then targets by class (any class that may be a linear)."""
+        entry = self.ignore.find(module)
+        if entry is not None:
+            return self._plain(f"{entry.where}: '{entry.text}'")
+        for group in self.groups:
+            if group.targets.find(module) is not None:
+                if group.name not in self._explicit:
+                    self._explicit[group.name] = attrs.evolve(group.scheme, explicit=True)
+                return self._explicit[group.name]
+        last = module.rpartition(".")[2]
+        for group in self.groups:
+            wanted = "Embedding" if last in _EMBEDDINGS else "Linear"
+            if any(wanted in name for name in group.classes):
+                return group.scheme
+        return self._plain(f"{self.where}: no target matches")
+
+    def _plain(self, where: str) -> DeclaredScheme:
+        if where not in self._unquantized:
+            self._unquantized[where] = DeclaredScheme(
+                weight="unquantized",
+                algorithm="unquantized",
+                activations="16bit",
+                where=where,
+                explicit="ignore" in where,
+            )
+        return self._unquantized[where]

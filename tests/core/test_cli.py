@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import click
+import pytest
+
+from fake_plugins import candidate, discover, module
+from vtensors.cli import main
+from vtensors.errors import CheckpointError
+from vtensors.manager import Plugins
+from vtensors.records import Command
+
+Finder = Callable[[], Plugins]
+
+
+def provide(monkeypatch: pytest.MonkeyPatch, **commands: click.Command | str) -> Finder:
+    """Plugins whose only records are these commands; a text stands for a path that cannot be imported."""
+    home = ModuleType("fake_commands")
+    records = []
+    for name, command in commands.items():
+        load = command if isinstance(command, str) else f"fake_commands:{name}"
+        records.append(Command(name=name, summary=f"Does {name}.", load=load))
+        if not isinstance(command, str):
+            setattr(home, name, command)
+    monkeypatch.setitem(sys.modules, "fake_commands", home)
+    plugins = discover(candidate("acme", module("acme", {"vtensors_commands": lambda: records})))
+    return lambda: plugins
+
+
+def calling(function: Callable[[], object], *, has_json: bool = True) -> click.Command:
+    options = [click.Option(["--json", "as_json"], is_flag=True, expose_value=False)] if has_json else []
+    return click.Command("any", callback=function, params=list(options))
+
+
+def refuses() -> None:
+    raise CheckpointError(
+        "the header is too long", file="a.safetensors", tensor="t", seen="9", accepted="8", fix="get it again"
+    )
+
+
+def test_help_lists_summaries_without_importing_any_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--help"], find_plugins=provide(monkeypatch, weigh="does_not_exist:command")) == 0
+    out = capsys.readouterr().out
+    assert "weigh" in out
+    assert "Does weigh." in out
+
+
+def test_version_needs_no_plugins(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> Plugins:
+        raise AssertionError("plugins were looked for")
+
+    assert main(["--version"], find_plugins=fails) == 0
+    assert capsys.readouterr().out.startswith("vtensors ")
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([], find_plugins=provide(monkeypatch, weigh=calling(lambda: None))) == 2
+    assert "Does weigh." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [(lambda: None, 0), (lambda: 1, 1), (lambda: True, 0), (lambda: click.get_current_context().exit(1), 1)],
+)
+def test_the_exit_status_is_what_the_command_says(
+    function: Callable[[], object], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["weigh"], find_plugins=provide(monkeypatch, weigh=calling(function))) == status
+
+
+def test_a_refusal_is_told_on_stderr_with_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["weigh"], find_plugins=provide(monkeypatch, weigh=calling(refuses))) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: a.safetensors: t: the header is too long")
+    assert "Traceback" not in captured.err
+
+
+def test_a_refusal_under_json_is_one_object_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["weigh", "--json"], find_plugins=provide(monkeypatch, weigh=calling(refuses))) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {
+        "error": {
+            "type": "CheckpointError",
+            "message": "the header is too long",
+            "file": "a.safetensors",
+            "tensor": "t",
+            "seen": "9",
+            "accepted": "8",
+            "fix": "get it again",
+        }
+    }
+    assert captured.err == ""
+
+
+def test_a_usage_error_under_json_is_one_object_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = provide(monkeypatch, weigh=calling(lambda: None))
+    assert main(["weigh", "--jason", "--json"], find_plugins=find) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "NoSuchOption"
+    assert "--jason" in error["message"]
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wiegh"], find_plugins=provide(monkeypatch, weigh=calling(lambda: None))) == 2
+    assert "Did you mean 'weigh'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["does_not_exist:command", "json:nothing", "json:dumps"])
+def test_a_command_that_cannot_be_imported_names_its_plugin_and_leaves_the_others_usable(
+    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = provide(monkeypatch, weigh=path, count=calling(lambda: None))
+    assert main(["weigh"], find_plugins=find) == 2
+    assert "plugin 'acme' (acme-dist)" in capsys.readouterr().err
+    assert main(["count"], find_plugins=find) == 0
+
+
+def raising(error: BaseException) -> click.Command:
+    def function() -> None:
+        raise error
+
+    return calling(function)
+
+
+def test_an_interrupt_is_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["weigh"], find_plugins=provide(monkeypatch, weigh=raising(KeyboardInterrupt()))) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_mistake_of_the_program_is_neither_findings_nor_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["weigh"], find_plugins=provide(monkeypatch, weigh=raising(ZeroDivisionError("oh")))) == 70
+    assert "ZeroDivisionError: oh" in capsys.readouterr().err
+
+
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("VT_")}
+    program = [sys.executable, "-m", "vtensors", *words]
+    return subprocess.run(program, capture_output=True, text=True, env=env | environ, timeout=60)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    program = [sys.executable, "-m", "vtensors", "plugins", "--json"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert "BrokenPipe" not in err
+    assert "Traceback" not in err
+
+
+def test_python_dash_m_shows_the_builtin_commands_without_torch() -> None:
+    code = (
+        "import sys; from vtensors.cli import main; status = main(['--help'])\n"
+        "sys.exit(status or ('torch' in sys.modules) * 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    shown = run("--help")
+    assert shown.returncode == 0
+    for name in ("inspect", "plugins", "env"):
+        assert f"  {name} " in shown.stdout
+
+
+def test_a_bad_switch_is_a_refusal_of_every_command_that_looks_for_plugins() -> None:
+    shown = run("plugins", VT_STRICT="everything")
+    assert shown.returncode == 2
+    assert "VT_STRICT" in shown.stderr
+    assert "Traceback" not in shown.stderr

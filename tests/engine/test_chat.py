@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_model import FakeFiles, fake_files
+from vtensors.errors import DeclarationError, RequestError
+from vtensors_engine.chat import ChatTemplate, open_chat_template
+
+HELLO = [{"role": "user", "content": "Hello <b> & 'you'"}]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, file="chat_template.jinja", special_tokens={"bos_token": "<s>"})
+
+
+def in_config(value: object) -> FakeFiles:
+    config = json.dumps({"chat_template": value, "eos_token": "<|im_end|>"}).encode()
+    return fake_files(chat_template__jinja=None, tokenizer_config__json=config)
+
+
+def test_a_conversation_becomes_the_text_that_the_template_writes() -> None:
+    found = open_chat_template(fake_files())
+    assert found.file == "chat_template.jinja"
+    text = found.render(HELLO)
+    assert text == "<|im_start|>user\nHello <b> & 'you'<|im_end|><|im_start|>assistant"
+    assert not found.render(HELLO, add_generation_prompt=False).endswith("assistant")
+
+
+def test_the_template_file_goes_before_the_one_in_the_configuration() -> None:
+    files = fake_files(tokenizer_config__json=b'{"chat_template": "from the configuration"}')
+    assert open_chat_template(files).file == "chat_template.jinja"
+    assert open_chat_template(in_config("from the configuration")).render(HELLO) == "from the configuration"
+
+
+def test_named_templates_are_chosen_by_name() -> None:
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    assert open_chat_template(in_config(named)).render(HELLO) == "d"
+    assert open_chat_template(in_config(named), "tool_use").render(HELLO) == "t"
+    assert open_chat_template(in_config(named[1:])).render(HELLO) == "t"
+    with pytest.raises(RequestError, match="default, tool_use"):
+        open_chat_template(in_config(named), "rag")
+
+
+@pytest.mark.parametrize("value", [7, [{"name": "default"}], ["x"], {"default": "x"}])
+def test_a_template_of_another_form_is_refused_with_its_file(value: object) -> None:
+    with pytest.raises(DeclarationError, match=r"tokenizer_config\.json"):
+        open_chat_template(in_config(value))
+
+
+def test_no_template_is_an_error_that_says_where_it_was_looked_for() -> None:
+    with pytest.raises(RequestError) as caught:
+        open_chat_template(fake_files(chat_template__jinja=None))
+    assert "chat_template.jinja" in str(caught.value)
+    assert "tokenizer_config.json" in str(caught.value)
+
+
+def test_a_syntax_error_names_file_and_line() -> None:
+    with pytest.raises(RequestError, match=r"chat_template\.jinja(.|\n)*line 2"):
+        template("ok\n{% if %}")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ missing.attribute }}", "missing"),
+        ("{{ 1 // 0 }}", "zero"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|not safely"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "range"),
+    ],
+)
+def test_what_a_template_raises_is_a_request_error_with_file_and_message(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=f"(?i){message}") as caught:
+        template(source).render(HELLO)
+    assert caught.value.file == "chat_template.jinja"
+
+
+def test_templates_have_what_transformers_gives_them() -> None:
+    assert template("{{ bos_token }}").render(HELLO) == "<s>"
+    assert template("{{ {'b': '<é>', 'a': 1} | tojson }}").render(HELLO) == '{"b": "<é>", "a": 1}'
+    assert template("{{ [1] | tojson(indent=2) }}").render(HELLO) == "[\n  1\n]"
+    assert template("{{ tools is none and documents is none }}").render(HELLO) == "True"
+    assert template("{{ strftime_now('%Y') }}").render(HELLO).isdigit()
+    loop = "{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert template(loop).render(HELLO) == "1"
+    assert template("{% generation %}{{ messages[0].role }}{% endgeneration %}").render(HELLO) == "user"
+    assert template("  {% if true %}\nx\n  {% endif %}\n").render(HELLO) == "x\n"
+
+
+def test_further_variables_reach_the_template_and_cannot_replace_the_conversation() -> None:
+    found = template("{{ enable_thinking }}{{ messages | length }}")
+    assert found.render(HELLO, variables={"enable_thinking": False, "messages": []}) == "False1"
+
+
+@pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, [{}], ["hello"], [{"role": 1}]])
+def test_messages_that_are_no_conversation_are_refused(messages: object) -> None:
+    with pytest.raises(RequestError, match="role"):
+        template("x").render(messages)  # type: ignore[arg-type]
+
+
+def test_the_template_of_the_bundled_model_is_read_from_either_file(shared: Path) -> None:
+    folder = shared / "checkpoints" / "kjv-dense-modelopt-mixed-w4a16mlp-fp8attn"
+    names = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json")
+    files = {name: (folder / name).read_bytes() for name in names}
+    rendered = "<|im_start|>user\nHi<|im_end|><|im_start|>assistant"
+    messages = [{"role": "user", "content": "Hi"}]
+    assert open_chat_template(FakeFiles(files=files)).render(messages) == rendered
+    del files["chat_template.jinja"]
+    assert open_chat_template(FakeFiles(files=files)).render(messages) == rendered

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fake_model import FakeModel, fake_files
+from vtensors.errors import RequestError, VtensorsError
+from vtensors_engine.devices import resolve_device, resolve_dtype
+from vtensors_engine.llm import LLM
+from vtensors_engine.outputs import StreamPiece, Timing
+from vtensors_engine.runner import ReferenceRunner
+from vtensors_engine.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+
+
+def greedy_by_hand(model: FakeModel, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(model.logits(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def saying(text: str, *, prompt_length: int, end: bool = True) -> FakeModel:
+    """A model that says the text and then its end token, with a prompt of that many tokens."""
+    ids = LLM(FakeModel()).tokenizer.encode(text)
+    script = {prompt_length + i: token for i, token in enumerate([*ids, *([2] if end else [])])}
+    return FakeModel(script=script)
+
+
+def test_completions_are_what_the_full_forward_gives_and_in_the_order_of_the_prompts() -> None:
+    model = FakeModel()
+    for completion, prompt in zip(LLM(model).generate(PROMPTS, GREEDY), PROMPTS, strict=True):
+        assert list(completion.token_ids) == greedy_by_hand(model, prompt, 8)
+        assert completion.prompt_token_ids == tuple(prompt)
+        assert completion.finish_reason == "length"
+        assert completion.logprobs is None
+
+
+def test_a_prompt_is_processed_once_and_then_one_token_at_a_time() -> None:
+    model = FakeModel()
+    LLM(model).generate([5, 6, 7], GREEDY)
+    assert model.calls == [3, 1, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("max_sequences", [1, 2, 3, 32])
+def test_a_completion_does_not_depend_on_its_company(max_sequences: int) -> None:
+    params = [SamplingParams(max_tokens=n, seed=n, ignore_eos=True, logprobs=1) for n in (1, 9, 4, 6)]
+    alone = [LLM(FakeModel()).generate(prompt, item)[0] for prompt, item in zip(PROMPTS, params, strict=True)]
+    assert LLM(FakeModel(), max_sequences=max_sequences).generate(PROMPTS, params) == alone
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    model = FakeModel()
+    llm = LLM(model, max_sequences=2)
+    runner = ReferenceRunner(model)
+    seen: list[int] = []
+    inner = runner.step
+
+    def step(handles: list[int], tokens: list[int]) -> torch.Tensor:
+        seen.append(len(handles))
+        return inner(handles, tokens)
+
+    runner.step = step  # type: ignore[assignment]
+    llm._runner = runner
+    llm.generate(PROMPTS, GREEDY)
+    assert max(seen) == 2
+    assert runner._states == {}
+
+
+def test_one_prompt_is_a_string_or_a_list_of_ids_and_several_may_be_mixed() -> None:
+    llm = LLM(FakeModel())
+    ids = llm.tokenizer.encode("word")
+    expected = llm.generate(ids, GREEDY)[0].token_ids
+    assert [item.token_ids for item in llm.generate("word", GREEDY)] == [expected]
+    assert [item.token_ids for item in llm.generate(["word", ids, tuple(ids)], GREEDY)] == [expected] * 3
+    assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("", "prompt 0 is empty"),
+        ([[5], []], "prompt 1 is empty"),
+        ([[5], [320]], "prompt 1 holds a token id"),
+        ([-1], "prompt 0 holds a token id"),
+        ([list(range(64))], "prompt 0 is too long"),
+        ([[True]], "prompt 0 cannot be used"),
+        ([[5], 1.5], "prompt 1 cannot be used"),
+        (7, "prompts cannot be used"),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_refused_before_any_work(prompts: Any, message: str) -> None:
+    model = FakeModel()
+    with pytest.raises(RequestError, match=message):
+        LLM(model).generate(prompts, GREEDY)
+    assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ([GREEDY], "1 params, 2 prompts"),
+        (SamplingParams(stop_token_ids=[320]), "stop_token_ids"),
+        ({"max_tokens": 3}, "params cannot be used"),
+    ],
+)
+def test_params_that_do_not_fit_are_refused_before_any_work(params: Any, message: str) -> None:
+    model = FakeModel()
+    with pytest.raises(RequestError, match=message):
+        LLM(model).generate([[5], [6]], params)
+    assert model.calls == []
+
+
+def test_generation_stops_at_the_models_last_position_with_length() -> None:
+    model = FakeModel(max_positions=10)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    completion = LLM(model).generate([5] * 7, params)[0]
+    assert (len(completion.token_ids), completion.finish_reason) == (3, "length")
+    assert len(LLM(model).generate([5] * 9, params)[0].token_ids) == 1
+
+
+def test_an_end_token_ends_the_text_and_is_the_last_id() -> None:
+    llm = LLM(saying("word", prompt_length=3))
+    completion = llm.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=50))[0]
+    assert (completion.text, completion.finish_reason) == ("word", "stop")
+    assert completion.token_ids[-1] == 2
+    longer = llm.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))[0]
+    assert (len(longer.token_ids), longer.finish_reason) == (50, "length")
+
+
+def test_a_stop_id_ends_the_text_even_when_end_tokens_are_ignored() -> None:
+    llm = LLM(saying("word", prompt_length=1))
+    token = llm.tokenizer.encode("word")[-1]
+    params = SamplingParams(temperature=0, stop_token_ids=[token], ignore_eos=True)
+    completion = llm.generate([5], params)[0]
+    assert (completion.token_ids[-1], completion.finish_reason) == (token, "stop")
+    assert "word".startswith(completion.text or "")
+
+
+def test_a_stop_string_is_cut_off_and_never_streamed() -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, stop=["was g", "zzz"])
+    llm = LLM(saying("the word was good", prompt_length=1))
+    pieces = list(llm.stream([5], params))
+    assert "".join(piece.text for piece in pieces) == "the word "
+    assert pieces[-1].finish_reason == "stop"
+    completion = llm.generate([5], params)[0]
+    assert (completion.text, completion.finish_reason) == ("the word ", "stop")
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end() -> None:
+    llm = LLM(saying("the word was", prompt_length=1))
+    completion = llm.generate([5], SamplingParams(temperature=0, max_tokens=40, stop="was good"))[0]
+    assert (completion.text, completion.finish_reason) == ("the word was", "stop")
+    assert completion.token_ids[-1] == 2
+
+
+def test_a_half_character_comes_at_the_end_of_a_text_cut_by_length() -> None:
+    model = saying("a😀", prompt_length=1, end=False)
+    pieces = list(LLM(model).stream([5], SamplingParams(temperature=0, max_tokens=3)))
+    assert [piece.text for piece in pieces] == ["a", "", "\ufffd"]
+
+
+def test_a_stream_gives_one_piece_per_token_and_joins_to_the_completion() -> None:
+    params = SamplingParams(max_tokens=12, seed=3)
+    completion = LLM(FakeModel()).generate("In the beginning", params)[0]
+    pieces = list(LLM(FakeModel()).stream("In the beginning", params))
+    assert "".join(piece.text for piece in pieces) == completion.text
+    assert tuple(token for piece in pieces for token in piece.token_ids) == completion.token_ids
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason == completion.finish_reason
+
+
+def test_a_stream_checks_at_once_and_computes_as_it_is_read() -> None:
+    model = FakeModel()
+    llm = LLM(model)
+    with pytest.raises(RequestError, match="empty"):
+        llm.stream("")
+    with pytest.raises(RequestError, match="one prompt"):
+        llm.stream(["a", "b"])  # type: ignore[list-item]
+    pieces = llm.stream([5, 6], GREEDY)
+    assert model.calls == []
+    next(pieces)
+    assert model.calls == [2]
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_reader_that_stops_early_leaves_nothing_in_the_runner() -> None:
+    llm = LLM(FakeModel())
+    pieces = llm.stream([5, 6], GREEDY)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    assert llm._runner._states == {}  # type: ignore[attr-defined]
+
+
+def test_a_failing_step_is_passed_on_and_leaves_nothing_in_the_runner() -> None:
+    llm = LLM(FakeModel(fail_at=4))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        llm.generate([[5], [6, 7, 8]], GREEDY)
+    assert llm._runner._states == {}  # type: ignore[attr-defined]
+
+
+def test_pieces_name_the_prompt_they_belong_to() -> None:
+    seen: list[tuple[int, StreamPiece]] = []
+    completions = LLM(FakeModel()).generate(
+        PROMPTS, GREEDY, on_piece=lambda index, piece: seen.append((index, piece))
+    )
+    for index, completion in enumerate(completions):
+        ids = [token for place, piece in seen if place == index for token in piece.token_ids]
+        assert tuple(ids) == completion.token_ids
+
+
+def test_logprobs_come_one_per_token_when_asked_for() -> None:
+    completion = LLM(FakeModel()).generate([5], SamplingParams(seed=1, logprobs=2, max_tokens=4))[0]
+    assert completion.logprobs is not None
+    assert [step.token_id for step in completion.logprobs] == list(completion.token_ids)
+    assert all(step.logprob is not None and len(step.top_logprobs) == 2 for step in completion.logprobs)
+
+
+def test_the_reported_seed_gives_the_same_tokens_again() -> None:
+    llm = LLM(FakeModel())
+    first, second = llm.generate([[5], [5]], SamplingParams(max_tokens=8))
+    assert first.seed != second.seed
+    assert llm.generate([5], SamplingParams(max_tokens=8, seed=first.seed))[0] == first
+
+
+def test_without_a_tokenizer_ids_work_and_text_is_refused_with_the_file() -> None:
+    llm = LLM(FakeModel(files=fake_files(tokenizer__json=None)))
+    completion = llm.generate([5, 6], GREEDY)[0]
+    assert (len(completion.token_ids), completion.text) == (8, None)
+    for call in (
+        lambda: llm.generate("text", GREEDY),
+        lambda: llm.generate([5], SamplingParams(stop="x")),
+        lambda: llm.chat([{"role": "user", "content": "x"}]),
+    ):
+        with pytest.raises(RequestError, match=r"tokenizer\.json(.|\n)*lists of token ids"):
+            call()
+
+
+def test_a_chat_is_rendered_and_its_own_special_tokens_are_enough() -> None:
+    llm = LLM(FakeModel())
+    completion = llm.chat([{"role": "user", "content": "word"}], GREEDY)
+    text = "<|im_start|>user\nword<|im_end|><|im_start|>assistant"
+    assert list(completion.prompt_token_ids) == llm.tokenizer.encode(text, add_special_tokens=False)
+    assert completion.prompt_token_ids.count(1) == 2
+
+
+def test_prompts_and_steps_are_timed_apart() -> None:
+    timing = Timing()
+    LLM(FakeModel()).generate(PROMPTS, GREEDY, timing=timing)
+    assert (timing.prefill_tokens, timing.decode_tokens) == (11, 4 * 7)
+    assert timing.prefill_rate()
+    assert timing.decode_rate()
+    assert Timing().decode_rate() is None
+
+
+def test_a_runner_refuses_empty_prompts_and_handles_it_did_not_give() -> None:
+    runner = ReferenceRunner(FakeModel())
+    with pytest.raises(VtensorsError, match="empty prompt"):
+        runner.start([])
+    with pytest.raises(VtensorsError, match="handle 3"):
+        runner.step([3], [5])
+    with pytest.raises(VtensorsError, match="handle 3"):
+        runner.release(3)
+    handle, row = runner.start([5])
+    assert row.shape == (320,)
+    assert runner.step([handle, handle], [6, 7]).shape == (2, 320)
+
+
+def test_a_path_is_loaded_with_the_resolved_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def load_model(path: str, **options: Any) -> FakeModel:
+        seen.update(options, path=path)
+        return FakeModel()
+
+    monkeypatch.setitem(sys.modules, "vtensors_engine.loading", SimpleNamespace(load_model=load_model))
+    LLM("some/model", "main", "cpu", activations="declared")
+    assert seen == {
+        "path": "some/model",
+        "revision": "main",
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "activations": "declared",
+    }
+    LLM("some/model", device="cpu", dtype="bfloat16")
+    assert (seen["dtype"], seen["activations"]) == (torch.bfloat16, None)
+
+
+def test_a_loaded_model_takes_no_loading_arguments() -> None:
+    with pytest.raises(RequestError, match="loaded model"):
+        LLM(FakeModel(), dtype="float32")
+    with pytest.raises(RequestError, match="max_sequences"):
+        LLM(FakeModel(), max_sequences=0)
+
+
+def test_devices_and_dtypes_have_defaults_and_refuse_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device(None) == torch.device("cpu")
+    for device in ("gpu", "meta", "cuda", "cuda:0"):
+        with pytest.raises(RequestError, match=device):
+            resolve_device(device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device(None) == torch.device("cuda")
+    with pytest.raises(RequestError, match="cuda:1"):
+        resolve_device("cuda:1")
+    assert resolve_dtype(None, torch.device("cuda")) is None
+    assert resolve_dtype("torch.float16", torch.device("cpu")) == torch.float16
+    for dtype in ("int8", torch.float64, "fp8"):
+        with pytest.raises(RequestError, match="float32, bfloat16, float16"):
+            resolve_dtype(dtype, torch.device("cpu"))

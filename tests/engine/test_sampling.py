@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vtensors.errors import RequestError, VtensorsError
+from vtensors_engine.sampling import (
+    MAX_SEED,
+    SampledToken,
+    SamplingParams,
+    new_generator,
+    probabilities,
+    sample,
+)
+
+# softmax of these is 0.4, 0.3, 0.2, 0.1
+LOGITS = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, seed: int = 0) -> SampledToken:
+    return sample(logits, params, new_generator(seed)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("max_tokens", 0, ">= 1"),
+        ("max_tokens", 1.5, "integer"),
+        ("max_tokens", True, "integer"),
+        ("max_tokens", None, "integer"),
+        ("temperature", -0.1, ">= 0"),
+        ("temperature", math.nan, ">= 0"),
+        ("temperature", math.inf, ">= 0"),
+        ("temperature", "hot", ">= 0"),
+        ("top_k", -1, ">= 0"),
+        ("top_p", 0.0, "above 0"),
+        ("top_p", 1.01, "at most 1"),
+        ("min_p", -0.01, "from 0 to 1"),
+        ("min_p", 2, "from 0 to 1"),
+        ("seed", -1, str(MAX_SEED)),
+        ("seed", MAX_SEED + 1, str(MAX_SEED)),
+        ("stop", "", "none of them empty"),
+        ("stop", ["a", ""], "none of them empty"),
+        ("stop", [1], "strings"),
+        ("stop", 3, "strings"),
+        ("stop_token_ids", [-1], "token ids"),
+        ("stop_token_ids", ["a"], "token ids"),
+        ("stop_token_ids", 3, "token ids"),
+        ("ignore_eos", 1, "True or False"),
+        ("logprobs", -1, ">= 0"),
+    ],
+)
+def test_a_bad_parameter_is_refused_with_its_name_value_and_what_is_accepted(
+    name: str, value: Any, accepted: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value.seen).startswith(f"{name}=")
+    assert str(value) in str(caught.value.seen) or isinstance(value, list)
+    assert accepted in str(caught.value.accepted)
+
+
+def test_numbers_and_stops_are_taken_in_the_forms_that_people_write() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=1, top_k=np.int32(2), stop="end", stop_token_ids=[np.int64(5)]
+    )
+    assert (params.max_tokens, params.temperature, params.stop) == (3, 1.0, ("end",))
+    assert type(params.max_tokens) is int
+    assert params.stop_token_ids == (5,)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
+
+
+def test_greedy_takes_the_largest_logit_and_the_lowest_id_of_equal_ones() -> None:
+    logits = torch.tensor([0.0, 2.0, 1.0, 2.0, 2.0])
+    assert draw(logits, SamplingParams(temperature=0)).token_id == 1
+
+
+def test_greedy_compares_in_the_dtype_that_the_model_gave() -> None:
+    # 1.001 and 1.0 are one number in bfloat16: the lower id wins although its float32 value is smaller.
+    logits = torch.tensor([0.0, 1.0, 1.001])
+    assert draw(logits, SamplingParams(temperature=0)).token_id == 2
+    assert draw(logits.to(torch.bfloat16), SamplingParams(temperature=0)).token_id == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error_and_no_token(value: float, temperature: float) -> None:
+    with pytest.raises(VtensorsError, match="not finite"):
+        draw(torch.tensor([0.0, value, 1.0]), SamplingParams(temperature=temperature))
+
+
+def test_tokens_forbidden_by_minus_infinity_are_never_drawn() -> None:
+    logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0])
+    generator, _ = new_generator(1)
+    assert {sample(logits, SamplingParams(), generator).token_id for _ in range(50)} == {1, 3}
+
+
+def test_temperature_divides_the_logits() -> None:
+    expected = torch.softmax(LOGITS / 0.5, dim=0)
+    assert torch.allclose(probabilities(LOGITS, SamplingParams(temperature=0.5)), expected)
+
+
+def test_the_smallest_temperatures_are_greedy_and_finite() -> None:
+    for temperature in (1e-300, 1e-40, 1e-6):
+        probs = probabilities(LOGITS, SamplingParams(temperature=temperature))
+        assert probs.tolist() == [0, 1, 0, 0]
+
+
+def test_top_k_keeps_exactly_k_tokens_the_lowest_ids_of_equal_ones() -> None:
+    probs = probabilities(torch.tensor([1.0, 1.0, 0.0, 1.0]), SamplingParams(top_k=2))
+    assert torch.allclose(probs, torch.tensor([0.5, 0.5, 0.0, 0.0]))
+    assert torch.allclose(probabilities(LOGITS, SamplingParams(top_k=99)), LOGITS.exp())
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it_and_always_one() -> None:
+    assert torch.allclose(
+        probabilities(LOGITS, SamplingParams(top_p=0.65)), torch.tensor([0, 4 / 7, 0, 3 / 7])
+    )
+    assert probabilities(LOGITS, SamplingParams(top_p=1e-9)).tolist() == [0, 1, 0, 0]
+
+
+def test_min_p_is_relative_to_the_most_probable_token() -> None:
+    probs = probabilities(LOGITS, SamplingParams(min_p=0.6))
+    assert torch.allclose(probs, torch.tensor([0, 4 / 7, 0, 3 / 7]))
+
+
+def test_top_p_looks_at_what_top_k_has_left() -> None:
+    # After top_k=2 the best token alone has 4/7 > 0.55; of the whole distribution it has 0.4.
+    assert probabilities(LOGITS, SamplingParams(top_k=2, top_p=0.55)).tolist() == [0, 1, 0, 0]
+    assert (probabilities(LOGITS, SamplingParams(top_p=0.55)) > 0).tolist() == [False, True, False, True]
+
+
+def test_top_p_looks_at_the_distribution_after_temperature() -> None:
+    assert probabilities(LOGITS, SamplingParams(temperature=0.1, top_p=0.9)).tolist() == [0, 1, 0, 0]
+
+
+def test_the_same_seed_draws_the_same_tokens_and_none_is_recorded() -> None:
+    def tokens(seed: int | None) -> tuple[list[int], int]:
+        generator, started = new_generator(seed)
+        return [sample(torch.zeros(1000), SamplingParams(), generator).token_id for _ in range(20)], started
+
+    assert tokens(7) == tokens(7)
+    assert tokens(7)[0] != tokens(8)[0]
+    drawn, seed = tokens(None)
+    assert tokens(seed) == (drawn, seed)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
+    generator, _ = new_generator(3)
+    count = 4000
+    seen = Counter(sample(LOGITS, SamplingParams(), generator).token_id for _ in range(count))
+    for token, expected in enumerate(LOGITS.exp().tolist()):
+        # Five standard deviations of a binomial.
+        assert abs(seen[token] / count - expected) < 5 * math.sqrt(expected * (1 - expected) / count)
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    params = SamplingParams(temperature=0.1, top_k=1, logprobs=2)
+    token = draw(LOGITS, params)
+    assert token.token_id == 1
+    assert token.logprob == pytest.approx(math.log(0.4))
+    assert [index for index, _ in token.top_logprobs] == [1, 3]
+    assert token.top_logprobs[1][1] == pytest.approx(math.log(0.3))
+
+
+def test_zero_logprobs_give_the_chosen_one_alone_and_none_gives_nothing() -> None:
+    assert draw(LOGITS, SamplingParams(temperature=0, logprobs=0)).top_logprobs == ()
+    assert draw(LOGITS, SamplingParams(temperature=0, logprobs=0)).logprob is not None
+    assert draw(LOGITS, SamplingParams(temperature=0)) == SampledToken(token_id=1)
+
+
+def test_more_logprobs_than_tokens_give_all_of_them() -> None:
+    assert len(draw(LOGITS, SamplingParams(logprobs=10)).top_logprobs) == 4

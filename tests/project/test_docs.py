@@ -1,0 +1,89 @@
+"""The documentation agrees with the tree: its module list, its links and its index."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from project.source_tree import REPOSITORY, source_files
+
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """docs/update_structure.py, imported from its path."""
+    spec = importlib.util.spec_from_file_location(
+        "update_structure", REPOSITORY / "docs" / "update_structure.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_structure_has_one_line_per_module_that_is_the_first_sentence_of_its_docstring(
+    script: ModuleType,
+) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.updated(page, script.module_lines()) == page, "run python docs/update_structure.py"
+
+
+def test_structure_names_every_module_once_and_none_that_is_gone() -> None:
+    page = (REPOSITORY / "docs" / "structure.md").read_text(encoding="utf-8")
+    named = re.findall(r"^- `(\S+\.py)` — \S", page, re.MULTILINE)
+    modules = [
+        path.relative_to(REPOSITORY).as_posix()
+        for path in source_files()
+        if path.suffix == ".py" and (path.name != "__init__.py" or path.read_text().strip())
+    ]
+    assert sorted(named) == sorted(modules)
+
+
+def test_a_module_without_a_docstring_is_named(script: ModuleType, tmp_path: Path) -> None:
+    bare = tmp_path / "core" / "vtensors" / "bare.py"
+    bare.parent.mkdir(parents=True)
+    bare.write_text("x = 1\n")
+    with pytest.raises(ValueError, match=re.escape("core/vtensors/bare.py has no docstring")):
+        script.module_lines(tmp_path)
+
+
+def test_a_sentence_may_go_over_two_lines_and_ends_at_its_full_stop(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    module = tmp_path / "core" / "vtensors" / "module.py"
+    module.parent.mkdir(parents=True)
+    module.write_text('"""What a\nmodule is. And more.\n\nStill more.\n"""\n')
+    assert "- `core/vtensors/module.py` — What a module is." in script.module_lines(tmp_path)
+
+
+def test_rewriting_replaces_only_what_is_between_the_markers(script: ModuleType) -> None:
+    page = f"before\n{script.BEGIN}\n- stale\n{script.END}\nafter\n"
+    assert script.updated(page, ["- new"]) == f"before\n{script.BEGIN}\n- new\n{script.END}\nafter\n"
+
+
+def test_every_shape_letter_has_its_row() -> None:
+    page = (REPOSITORY / "docs" / "structure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]+) \|", page, re.MULTILINE)
+    assert rows == ["M", "N", "K", "E", "B", "T", "H", "D", "V", "HV", "DK", "DV"]
+
+
+def test_every_relative_link_leads_to_a_file() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    dead = [
+        f"{page.relative_to(REPOSITORY)} -> {target}"
+        for page in pages
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert dead == []
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(LINK.findall((REPOSITORY / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} - {"index.md"} == listed

@@ -18,7 +18,7 @@ from vtensors.grouping import Grouped, group_tensors
 from vtensors.hub import open_source
 from vtensors.kv_scales import KvScales, read_kv_scales
 from vtensors.manager import Plugins, default_plugins
-from vtensors.matching import nearest
+from vtensors.matching import HEADS, nearest
 from vtensors.modules import Module, find_conflicts, make_modules
 from vtensors.provenance import Provenance
 from vtensors.reading import TensorReader
@@ -274,6 +274,10 @@ class Checkpoint:
             accepted=f"a module's name without '.weight'{f', for example {near!r}' if near else ''}",
         )
 
+    def _shared_heads(self) -> tuple[str, ...]:
+        """Names of a head that the model shares with its embeddings, so that an entry for it is not stale."""
+        return HEADS if self.plan is not None and "lm_head" not in self.plan.weights else ()
+
     def _stale_entries(self) -> tuple[str, ...]:
         """One warning per list whose entries match no module of the checkpoint."""
         found = []
@@ -281,7 +285,7 @@ class Checkpoint:
             for matcher in claimant.declaration.matchers if claimant.declaration else ():
                 for name in self.modules:
                     matcher.find(name)
-                stale = matcher.unused()
+                stale = [entry for entry in matcher.unused() if entry.text not in self._shared_heads()]
                 if stale:
                     first = stale[0]
                     bare = first.text.removeprefix("re:").replace("\\", "").strip("^$.*")

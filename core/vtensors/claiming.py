@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from vtensors.forms import Form, FormMatch, match_form
+from vtensors.forms import ANY_SHAPE, ONE_BLOCK, Form, FormMatch, match_form
 from vtensors.records import (
     Claim,
     ClaimRequest,
@@ -18,6 +18,10 @@ from vtensors.records import (
     TensorGroup,
 )
 from vtensors.tensors import TensorInfo
+
+
+# Marks a set of suffixes, dtypes and ranks that no form has.
+_NO_FORM: tuple[Form, Mapping[str, int]] = (Form(scheme="", tensors=(), formula="", source=""), {})
 
 
 @attrs.frozen(kw_only=True)
@@ -61,55 +65,64 @@ def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, p
     """
     warnings: list[str] = []
     known = {id(info) for group in groups for info in group.tensors.values()}
-    by_tensor: dict[str, list[tuple[Claimant, Claim]]] = {}
+    answers: dict[str, list[Claim]] = {}
     refusals: dict[tuple[str, str], str] = {}
     for claimant in claimants:
+        name = claimant.convention.name
         try:
-            answers = list(_ask(claimant, groups))
-            _check_answers(answers, known)
+            given = list(_ask(claimant, groups))
+            _check_answers(given, known)
         except Exception as problem:  # a broken plugin must not stop the others
             warnings.append(
-                f"convention '{claimant.convention.name}' ({claimant.owner}) failed and was left out: "
+                f"convention '{name}' ({claimant.owner}) failed and was left out: "
                 f"{type(problem).__name__}: {problem}"
             )
             continue
-        for answer in answers:
-            if isinstance(answer, Refusal):
-                refusals[answer.module, claimant.convention.name] = answer.reason
-                continue
-            for info in answer.roles.values():
-                by_tensor.setdefault(info.name, []).append((claimant, answer))
+        answers[name] = [answer for answer in given if isinstance(answer, Claim)]
+        refusals |= {(a.module, name): a.reason for a in given if isinstance(a, Refusal)}
 
-    claims, contested = _settle(by_tensor, claimants, prefer)
+    claims, owners, contested = _settle(answers, {c.convention.name: c for c in claimants}, prefer)
     unclaimed = {}
     for group in groups:
-        left = {s: i for s, i in group.tensors.items() if i.name not in by_tensor or i.name in contested}
-        if left:
-            unclaimed[group.module] = Unclaimed(
-                group=group, reasons=tuple(_reasons(group, claimants, refusals, contested))
-            )
-    for module in [m for m, c in claims.items() if any(i.name in contested for i in c.roles.values())]:
-        del claims[module]
+        if all(info.name in owners and info.name not in contested for info in group.tensors.values()):
+            continue
+        unclaimed[group.module] = Unclaimed(
+            group=group, reasons=tuple(_reasons(group, claimants, refusals, contested))
+        )
     return Claims(claims=claims, unclaimed=unclaimed, warnings=tuple(warnings))
 
 
 def _settle(
-    by_tensor: Mapping[str, list[tuple[Claimant, Claim]]], claimants: Sequence[Claimant], prefer: str
-) -> tuple[dict[str, Claim], dict[str, str]]:
-    """Claims that stand, and contested tensors -> who contests them."""
-    claims: dict[str, Claim] = {}
+    answers: Mapping[str, list[Claim]], claimants: Mapping[str, Claimant], prefer: str
+) -> tuple[dict[str, Claim], dict[str, str], dict[str, str]]:
+    """Claims that stand, tensor -> the convention that reads it, contested tensor -> who contests it."""
+    owners: dict[str, str] = {}
+    rivals: dict[str, list[str]] = {}
+    for convention, claims in answers.items():
+        for claim in claims:
+            for info in claim.roles.values():
+                first = owners.setdefault(info.name, convention)
+                if first != convention:
+                    rivals.setdefault(info.name, [first]).append(convention)
     contested: dict[str, str] = {}
-    for name, rivals in by_tensor.items():
-        owners = {claimant.convention.name: claimant for claimant, _ in rivals}
-        if len(owners) > 1:
-            winner = _winner(owners, prefer)
-            if winner is None:
-                contested[name] = " and ".join(f"'{c.convention.name}' ({c.owner})" for c in owners.values())
-                continue
-            rivals = [(claimant, claim) for claimant, claim in rivals if claimant.convention.name == winner]
-        for _, claim in rivals:
-            claims[claim.module] = claim
-    return claims, contested
+    for tensor, names in rivals.items():
+        fighters = {name: claimants[name] for name in names}
+        winner = _winner(fighters, prefer)
+        if winner is None:
+            contested[tensor] = " and ".join(f"'{name}' ({c.owner})" for name, c in fighters.items())
+        else:
+            owners[tensor] = winner
+    standing = {
+        claim.module: claim
+        for convention, claims in answers.items()
+        for claim in claims
+        if not rivals or all(_stands(info.name, convention, owners, contested) for info in claim.roles.values())
+    }
+    return standing, owners, contested
+
+
+def _stands(tensor: str, convention: str, owners: Mapping[str, str], contested: Mapping[str, str]) -> bool:
+    return owners[tensor] == convention and tensor not in contested
 
 
 def _winner(owners: Mapping[str, Claimant], prefer: str) -> str | None:
@@ -152,23 +165,39 @@ def claim_by_forms(convention: Convention, request: ClaimRequest) -> Iterator[Cl
     """
     if request.declaration is None:
         return
-    by_signature: dict[tuple[tuple[str, str, int], ...], list[Form]] = {}
+    fits: dict[tuple[object, ...], tuple[Form, Mapping[str, int]] | None] = {}
     for group in request.groups:
         signature = tuple((suffix, info.dtype, len(info.shape)) for suffix, info in group.tensors.items())
-        candidates = by_signature.get(signature)
-        if candidates is None:
-            candidates = [form for form in convention.forms if _could_fit(form, group)]
-            by_signature[signature] = candidates
-        if not candidates:
+        if signature not in fits:
+            fits[signature] = None if any(_could_fit(form, group) for form in convention.forms) else _NO_FORM
+        if fits[signature] is _NO_FORM:
             continue
         declared = request.declaration.scheme_of(group.module)
         if declared is None:
             continue
-        for form in candidates:
-            match = match_form(form, group.tensors, block=declared.block or (128, 128))
-            if isinstance(match, FormMatch):
-                yield from claims_of(convention.name, group.module, match, declared)
-                break
+        # Tens of thousands of modules share a few shapes: each is solved once.
+        shapes = (signature, tuple(info.shape for info in group.tensors.values()), declared)
+        if shapes not in fits:
+            fits[shapes] = _first_fit(convention.forms, group, declared)
+        fit = fits[shapes]
+        if fit is not None:
+            form, dims = fit
+            roles = {t.role: group.tensors[t.suffix] for t in form.tensors if t.suffix in group.tensors}
+            yield from claims_of(
+                convention.name, group.module, FormMatch(form=form, dims=dims, roles=roles), declared
+            )
+
+
+def _first_fit(
+    forms: Sequence[Form], group: TensorGroup, declared: DeclaredScheme
+) -> tuple[Form, Mapping[str, int]] | None:
+    """The first form that fits, those that the declaration names before the others."""
+    named = [form for form in forms if declared.algorithm.lower() in form.algorithms]
+    for form in [*named, *(form for form in forms if form not in named)]:
+        match = match_form(form, group.tensors, block=declared.block or (128, 128))
+        if isinstance(match, FormMatch):
+            return form, match.dims
+    return None
 
 
 def claims_of(
@@ -221,13 +250,13 @@ def _could_fit(form: Form, group: TensorGroup) -> bool:
     return all(
         suffix in places
         and info.dtype in places[suffix].dtypes
-        and any(_rank(shape) == len(info.shape) for shape in places[suffix].shapes)
+        and any(shape == ANY_SHAPE or _rank(shape) == len(info.shape) for shape in places[suffix].shapes)
         for suffix, info in group.tensors.items()
     ) and all(not tensor.required or tensor.suffix in group.tensors for tensor in form.tensors)
 
 
 def _rank(pattern: str) -> int:
-    inner = pattern.strip()[1:-1].strip()
+    inner = pattern.removeprefix(ONE_BLOCK).strip()[1:-1].strip()
     return inner.count(",") + 1 if inner else 0
 
 

@@ -16,6 +16,8 @@ from vtensors.tensors import TensorInfo
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 ANY_SHAPE = "[*]"
+# Before a pattern: only where the whole matrix is one block, whose scale writers collapse.
+ONE_BLOCK = "one block:"
 
 
 @attrs.frozen(kw_only=True)
@@ -114,10 +116,27 @@ def match_shape(pattern: str, shape: tuple[int, ...], dims: dict[str, int]) -> b
     """Whether the shape fits the pattern under the dimensions known so far; new ones are added to dims."""
     if pattern == ANY_SHAPE:
         return True
+    if pattern.startswith(ONE_BLOCK):
+        pattern = pattern.removeprefix(ONE_BLOCK).strip()
+        if dims["N"] > dims["BN"] or dims["K"] > dims["BK"]:
+            return False
     solvers = _parse_shape(pattern)
     return len(solvers) == len(shape) and all(
         solve(size, dims) for solve, size in zip(solvers, shape, strict=True)
     )
+
+
+def is_pattern(pattern: object) -> bool:
+    """Whether it is a shape pattern that `match_shape` can read."""
+    if not isinstance(pattern, str):
+        return False
+    bare = pattern.removeprefix(ONE_BLOCK).strip()
+    if not (bare.startswith("[") and bare.endswith("]")):
+        return False
+    try:
+        return bare == ANY_SHAPE or _parse_shape(bare) is not None
+    except ValueError:
+        return False
 
 
 def match_form(
@@ -131,10 +150,11 @@ def match_form(
     places = _places(form)
     for suffix in group:
         if suffix not in places:
-            return f"has no place for '{suffix}' (places: {', '.join(places)})"
+            return f"has no place for '{group[suffix].name}' (places: {', '.join(places)})"
     for suffix, tensor in places.items():
         if tensor.required and suffix not in group:
-            return f"needs '{suffix}', which is missing"
+            module = next(iter(group.values())).name.rpartition(".")[0] if group else ""
+            return f"needs '{module}.{suffix}', which is missing"
     dims = {"BN": block[0], "BK": block[1]}
     roles: dict[str, TensorInfo] = {}
     for suffix, tensor in places.items():
@@ -142,15 +162,15 @@ def match_form(
         if info is None:
             continue
         if info.dtype not in tensor.dtypes:
-            return f"wants '{suffix}' as {' or '.join(tensor.dtypes)}, found {info.describe()}"
+            return f"wants '{info.name}' as {' or '.join(tensor.dtypes)}, found {info.describe()}"
         if not any(match_shape(pattern, info.shape, dims) for pattern in tensor.shapes):
             known = ", ".join(f"{name}={dims[name]}" for name in ("E", "N", "K") if name in dims)
             return (
-                f"wants '{suffix}' of shape {' or '.join(tensor.shapes)}"
+                f"wants '{info.name}' of shape {' or '.join(tensor.shapes)}"
                 f"{f' with {known}' if known else ''}, found {info.describe()}"
             )
         if tensor.role == "scale" and info.shape == (dims.get("E"),) == (dims.get("N"),):
-            return f"cannot tell '{suffix}' {info.describe()} per expert from per row: E = N = {dims['N']}"
+            return f"cannot tell '{info.name}' {info.describe()} per expert from per row: E = N = {dims['N']}"
         roles[tensor.role] = info
     return FormMatch(form=form, dims=dims, roles=roles)
 

@@ -43,7 +43,7 @@ class Provenance:
 
     def to_json(self) -> dict[str, object]:
         """The same facts as JSON values."""
-        return attrs.asdict(self, retain_collection_types=False)
+        return {**attrs.asdict(self), "shards": [attrs.asdict(shard) for shard in self.shards]}
 
 
 def local_provenance(source: str, path: Path) -> Provenance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vtensors.errors import SwitchError
-from vtensors.forms import Form, TensorForm, match_shape
+from vtensors.forms import Form, TensorForm, is_pattern
 from vtensors.records import (
     API_VERSION,
     Architecture,
@@ -108,7 +108,7 @@ def check_form(form: object) -> str | None:
         if not tensor.role:
             return f"gives no role to '{tensor.suffix}'"
         for pattern in tensor.shapes:
-            if not _is_pattern(pattern):
+            if not is_pattern(pattern):
                 return f"has a shape pattern of '{tensor.suffix}' that cannot be read: {pattern!r}"
     # Two spellings of one optional tensor may share a role; whoever stores both is found when it is claimed.
     required = {tensor.role for tensor in form.tensors if tensor.required}
@@ -171,16 +171,6 @@ def _check_path(field: str, value: object) -> str | None:
     if isinstance(value, str) and _DOTTED.match(value):
         return None
     return f"has {_describe(value)} as {field}, not 'package.module:name'"
-
-
-def _is_pattern(pattern: object) -> bool:
-    if not isinstance(pattern, str) or not (pattern.startswith("[") and pattern.endswith("]")):
-        return False
-    try:
-        match_shape(pattern, (), {})
-    except ValueError:
-        return False
-    return True
 
 
 def _describe(value: object) -> str:

@@ -137,9 +137,9 @@ def test_fault_b60_a_header_of_ten_megabytes_and_120000_tensors_is_read(tmp_path
             {name: entry(shape=(1,), offsets=(n, n + 1)) for n, name in enumerate(names)}, bytes(120_000)
         )
     )
-    begun = time.perf_counter()
+    begun = time.process_time()
     header = read_header(path, NAME)
-    assert time.perf_counter() - begun < 4.0  # about 0.8 s on one slow core
+    assert time.process_time() - begun < 4.0  # about 0.8 s on one slow core
     assert header.header_bytes > 10_000_000
     assert len(header.tensors) == 120_000
 

@@ -86,6 +86,6 @@ def test_fifteen_megabytes_parse_in_well_under_two_seconds():
     name = b'"model.layers.%d.mlp.experts.7.down_proj.weight":'
     entry = name + b'{"dtype":"U8","shape":[2048,256],"data_offsets":[0,1]}'
     data = b"{" + b",".join(entry % number for number in range(130_000)) + b"}"
-    begun = time.perf_counter()
+    begun = time.process_time()
     parse(data)
-    assert time.perf_counter() - begun < 2.0  # about 0.4 s on one slow core
+    assert time.process_time() - begun < 2.0  # about 0.4 s on one slow core

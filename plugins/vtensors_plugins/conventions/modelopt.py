@@ -41,7 +41,7 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
         scale = column(scale)
     else:
         block = claim.declared.block if claim.declared and claim.declared.block else (128, 128)
-        scale = scale.reshape(scale.shape[0], -1)
+        scale = scale.reshape(scale.shape[0] if scale.ndim else 1, -1)
     return FP8Weight(codes=roles["codes"], scale=scale, block=block, bias=bias, activation=activation)
 
 

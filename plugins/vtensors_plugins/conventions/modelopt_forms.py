@@ -89,7 +89,7 @@ def _fp8(
     )
 
 
-_BLOCK_4D = ("[ceil(N/BN), 1, ceil(K/BK), 1]", *PER_BLOCK)
+_BLOCK_4D = ("[ceil(N/BN), 1, ceil(K/BK), 1]", *PER_BLOCK, "one block: []", "one block: [1]")
 
 FORMS: tuple[Form, ...] = (
     _nvfp4("[N, K/2]", "[N, K/16]", PER_TENSOR, BIAS),

@@ -1,10 +1,8 @@
 """INT8 weights with one float32 scale per row: `weight` I8 [N, K], `weight_scale` F32 [N, 1]."""
 
+from vtensors import Convention, Declaration, DeclaredScheme, Form, PluginInfo, Scheme, TensorForm, hookimpl
 from vtensors.configs import ConfigFiles, string_list
-from vtensors.forms import Form, TensorForm
-from vtensors.hookspecs import hookimpl
-from vtensors.matching import glob_entry
-from vtensors.records import Claim, Convention, Declaration, DeclaredScheme, PluginInfo, Scheme
+from vtensors.matching import Matcher, glob_entry
 
 SCHEME = Scheme(
     name="int8-row",
@@ -31,16 +29,17 @@ def declare(files: ConfigFiles) -> Declaration | None:
     block = next((block for block in files.blocks() if block.quant_method == "int8-rows"), None)
     if block is None:
         return None
-    ignored = [glob_entry(text, block.where) for text in string_list(block.values, "ignore", block.where)]
+    entries = string_list(block.values, "ignore", block.where)
+    ignored = Matcher(entries=tuple(glob_entry(entry, block.where) for entry in entries))
     int8 = DeclaredScheme(weight="int8-row", algorithm="int8-rows", activations="16bit", where=block.where)
 
     def scheme_of(module: str) -> DeclaredScheme | None:
-        return None if any(entry.matches(module) for entry in ignored) else int8
+        return None if ignored.find(module) else int8
 
-    return Declaration(convention="int8-rows", scheme_of=scheme_of, summary="int8-rows")
+    return Declaration(convention="int8-rows", scheme_of=scheme_of, matchers=(ignored,), summary="int8-rows")
 
 
-def read(claim: Claim, source):
+def read(claim, source):
     """The claim's Weight. torch is imported here and not above, so that `vtensors inspect` stays quick."""
     from vtensors_int8_rows.weight import Int8RowWeight
 

@@ -1,8 +1,6 @@
 """A plugin that claims every tensor of every checkpoint, whoever wrote it."""
 
-from vtensors.forms import Form, TensorForm
-from vtensors.hookspecs import hookimpl
-from vtensors.records import Claim, Convention, Declaration, DeclaredScheme, PluginInfo
+from vtensors import Claim, Convention, Declaration, DeclaredScheme, Form, PluginInfo, TensorForm, hookimpl
 
 FORM = Form(
     scheme="bf16",

@@ -1,7 +1,6 @@
 """A plugin that says who it is and then returns something else than records."""
 
-from vtensors.hookspecs import hookimpl
-from vtensors.records import PluginInfo
+from vtensors import PluginInfo, hookimpl
 
 
 @hookimpl

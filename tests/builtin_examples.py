@@ -32,7 +32,7 @@ def write(folder: Path, modules: dict[str, Module], quantization: dict[str, Any]
     for name, module in modules.items():
         tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    config: dict[str, Any] = {"model_type": "of-nobody"}
     if quantization is not None:
         config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config))

@@ -10,6 +10,7 @@ from vtensors.forms import Form, TensorForm
 from vtensors.hookspecs import hookimpl
 from vtensors.manager import Plugins
 from vtensors.plugin_candidates import Candidate
+from vtensors.plugin_loading import PluginStatus
 from vtensors.records import Convention, PluginInfo, Scheme
 
 Hook = Callable[..., Any]
@@ -83,3 +84,9 @@ def schemes(*names: str) -> dict[str, Hook]:
 def conventions(*records: Convention) -> dict[str, Hook]:
     """The hook that returns these conventions."""
     return {"vtensors_conventions": lambda: list(records)}
+
+
+def status_of(plugins: Plugins, name: str) -> PluginStatus:
+    """The status of the one plugin of that name."""
+    (status,) = (status for status in plugins.statuses if status.name == name)
+    return status

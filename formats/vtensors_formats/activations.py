@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vtensors.errors import ClaimError, RequestError
 from vtensors_formats import e2m1, e4m3
+from vtensors_formats.arithmetic import divide
 from vtensors_formats.groups import join_groups, split_groups
 from vtensors_formats.values import require_positive, tensor_name
 
@@ -130,7 +131,7 @@ class FP4Activation(ActivationQuantizer):
             scale = e4m3.encode(amax / (e2m1.MAX * stored))
             effective = e4m3.decode(scale) * stored
         else:
-            scale = e4m3.encode(stored * (amax / e2m1.MAX))
+            scale = e4m3.encode(stored * divide(amax, e2m1.MAX))
             effective = e4m3.decode(scale) / stored
         effective = effective.unsqueeze(-1)
         scaled = torch.where(effective == 0, 0.0, groups / effective)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vtensors_formats import e4m3, e8m0
 from vtensors_formats.activations import ActivationQuantizer, QuantizedActivation
+from vtensors_formats.arithmetic import divide
 from vtensors_formats.groups import join_groups, padded_groups
 
 MX_GROUP = 32
@@ -106,7 +107,7 @@ class MXFP8Activation(DynamicActivation):
 
 def _dynamic_scale(values: Tensor) -> Tensor:
     """amax / 448 over the last dimension, kept; 2^-23 where that is zero."""
-    scale = values.abs().amax(-1, keepdim=True) / e4m3.MAX
+    scale = divide(values.abs().amax(-1, keepdim=True), e4m3.MAX)
     return torch.where(scale == 0, _ZERO_SCALE, scale)
 
 

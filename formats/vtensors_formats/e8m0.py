@@ -12,6 +12,8 @@ import enum
 import torch
 from torch import Tensor
 
+from vtensors_formats.arithmetic import divide
+
 BIAS = 127
 
 # How a torch tensor may hold E8M0 bytes; torch has a dtype of its own for them since 2.7.
@@ -64,7 +66,7 @@ def encode(amax: Tensor, rule: ExponentRule) -> Tensor:
     """
     amax = amax.to(torch.float32)
     if rule is ExponentRule.CEIL:
-        mantissa, exponent = torch.frexp(amax / 448.0)
+        mantissa, exponent = torch.frexp(divide(amax, 448.0))
         # frexp: value = mantissa * 2^exponent with mantissa in [0.5, 1), so only a power of two has 0.5.
         exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import e4m3
+from vtensors_formats.arithmetic import divide
 from vtensors_formats.fp8 import FP8Weight
 
 
@@ -53,5 +54,5 @@ def _checked(weight: Tensor) -> Tensor:
 
 
 def _scale(amax: Tensor) -> Tensor:
-    scale = amax / e4m3.MAX
+    scale = divide(amax, e4m3.MAX)
     return torch.where(scale == 0, 1.0, scale)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vtensors.errors import ClaimError, RequestError
 from vtensors_formats import e2m1, e4m3
+from vtensors_formats.arithmetic import divide
 from vtensors_formats.groups import split_groups
 from vtensors_formats.values import first_index, refusal, require_positive, tensor_name, zero_scale_refusal
 from vtensors_formats.weight import Weight, cut_rows
@@ -139,7 +140,7 @@ def quantize_nvfp4(weight: Tensor, global_scale: Tensor | None = None) -> NVFP4W
             "cannot be quantized to NVFP4", seen=f"largest value {float(largest)}", accepted="finite"
         )
     if global_scale is None:
-        global_scale = largest / (e2m1.MAX * e4m3.MAX)
+        global_scale = divide(largest, e2m1.MAX * e4m3.MAX)
     if float(global_scale) == 0.0:
         global_scale = torch.ones_like(global_scale)
     scale = amax / (e2m1.MAX * global_scale)

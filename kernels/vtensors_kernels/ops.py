@@ -1,9 +1,9 @@
 """The closed list of ops that a model may call, each with its contract. Torch-free.
 
-Letters: M rows, N output, K input features; T tokens of one sequence, S tokens in its cache; H hidden size or
-heads, KV key-value heads, D head size, R rotated part of it; HK and HV key and value heads of a delta net, DK
-and DV their sizes; C channels, W taps of a convolution; V vocabulary, E experts. "model dtype" is the dtype of
-the activations: bfloat16, float16 or float32. Every op computes in float32 and rounds once to what it returns.
+Letters: M rows, N output, K input features; T tokens of one sequence, S tokens in its cache; H heads, KV
+key-value heads, D head size, R rotated part of it; HK and HV key and value heads of a delta net, DK and DV
+their sizes; C channels, W taps of a convolution; V vocabulary, E experts. "model dtype" is the dtype of the
+activations: bfloat16, float16 or float32. Every op computes in float32 and rounds once to what it returns.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ OPS: tuple[Op, ...] = (
         name="linear",
         contract=(
             "bind(weight, request) -> call(x). x [M, K] model dtype -> [M, N] model dtype: "
-            "y = q(x * pre_scale) @ W.T + bias, where weight is an [N, K] Weight of any scheme, pre_scale [K] "
-            "and bias [N] are the weight's own where it has them, and q is the weight's activation quantizer "
-            "unless the request says `16bit`."
+            "y = q(x * pre_scale) @ W.T + bias. weight is an [N, K] Weight of any scheme, pre_scale [K] and "
+            "bias [N] are its own where it has them, q is its activation quantizer unless the request says "
+            "`16bit`."
         ),
         reference="vtensors_kernels.reference.linear:linear",
     ),
     Op(
         name="embedding",
         contract=(
-            "bind(weight, request) -> call(ids, dtype). ids [T] int64 -> [T, K] dtype: row ids[t] of an [V, K] "
-            "Weight of any scheme; only the rows asked for are dequantized."
+            "bind(weight, request) -> call(ids, dtype). ids [T] int64 -> [T, K] dtype: row ids[t] of a "
+            "[V, K] Weight of any scheme; only the rows asked for are dequantized."
         ),
         reference="vtensors_kernels.reference.embedding:embedding",
     ),
@@ -51,8 +51,8 @@ OPS: tuple[Op, ...] = (
         name="rms_norm",
         contract=(
             "x [..., D] model dtype, weight [D] float32, eps -> [..., D] model dtype: "
-            "y = x * rsqrt(mean(x^2) + eps) * g, g = 1 + weight for a zero-centred norm and weight for a plain "
-            "one; the 1 is added in float32."
+            "y = x * rsqrt(mean(x^2) + eps) * g, g = 1 + weight for a zero-centred norm and weight for a "
+            "plain one; the 1 is added in float32."
         ),
         reference="vtensors_kernels.reference.rms_norm:rms_norm",
     ),
@@ -67,7 +67,7 @@ OPS: tuple[Op, ...] = (
     Op(
         name="rope",
         contract=(
-            "x [T, H, D] model dtype, cos and sin [T, R / 2] float32 -> [T, H, D] model dtype: for i < R / 2, "
+            "x [T, H, D] model dtype, cos and sin [T, R / 2] float32 -> [T, H, D] model dtype: for i < R / 2 "
             "(x[i], x[i + R/2]) is turned by the angle of frequency i; x[R:] passes through."
         ),
         reference="vtensors_kernels.reference.rope:rope",
@@ -84,8 +84,8 @@ OPS: tuple[Op, ...] = (
     Op(
         name="causal_conv1d",
         contract=(
-            "x [T, C] model dtype, weight [C, W] float32, history [W - 1, C] model dtype (the last raw inputs, "
-            "oldest first, zeros at the start) -> y [T, C] model dtype and the new history: "
+            "x [T, C] model dtype, weight [C, W] float32, history [W - 1, C] model dtype (the last raw "
+            "inputs, oldest first, zeros at the start) -> y [T, C] model dtype and the new history: "
             "y[t] = silu(sum_j weight[:, j] * x[t - W + 1 + j])."
         ),
         reference="vtensors_kernels.reference.causal_conv1d:causal_conv1d",
@@ -93,9 +93,9 @@ OPS: tuple[Op, ...] = (
     Op(
         name="gated_delta_rule",
         contract=(
-            "q, k [T, HK, DK], v [T, HV, DV] model dtype, g (log decay, <= 0) and beta [T, HV] float32, state S "
-            "[HV, DK, DV] float32 -> o [T, HV, DV] float32 and the new state. q and k are scaled to length 1, q "
-            "then by DK^-0.5; value head j uses key head j // (HV / HK); per token S = e^g S, "
+            "q, k [T, HK, DK], v [T, HV, DV] model dtype, g (log decay, <= 0) and beta [T, HV] float32, "
+            "state S [HV, DK, DV] float32 -> o [T, HV, DV] float32 and the new state. q and k are scaled to "
+            "length 1, q then by DK^-0.5; value head j uses key head j // (HV / HK); per token S = e^g S, "
             "S = S + k (beta (v - S^T k))^T, o = S^T q."
         ),
         reference="vtensors_kernels.reference.gated_delta_rule:gated_delta_rule",
@@ -104,8 +104,8 @@ OPS: tuple[Op, ...] = (
         name="router_topk",
         contract=(
             "logits [T, E] model dtype, k -> experts [T, k] int64 and weights [T, k] float32: the k largest "
-            "logits, the lowest index first among equal ones; weights are their softmax over all E, divided by "
-            "their sum."
+            "logits, the lowest index first among equal ones; weights are their softmax over all E, divided "
+            "by their sum."
         ),
         reference="vtensors_kernels.reference.router_topk:router_topk",
     ),
@@ -123,5 +123,8 @@ def op(name: str) -> Op:
         if known.name == name:
             return known
     raise RequestError(
-        f"unknown op '{name}'", seen=name, accepted=", ".join(known.name for known in OPS), fix="use a known op"
+        f"unknown op '{name}'",
+        seen=name,
+        accepted=", ".join(known.name for known in OPS),
+        fix="use a known op",
     )

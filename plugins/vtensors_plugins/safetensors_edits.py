@@ -39,7 +39,7 @@ class StoredTensor:
 
 @attrs.frozen(kw_only=True)
 class StoredCheckpoint:
-    """All files of a checkpoint directory. tensors: name -> StoredTensor; the other files are copied as is."""
+    """All files of a checkpoint directory. tensors: by name; the other files are copied as they are."""
 
     directory: Path
     tensors: Mapping[str, StoredTensor]

@@ -5,7 +5,7 @@
 
         def example(self, folder):
             ...  # write a small checkpoint into folder
-            return vtensors.testing.Example(directory=folder, expected={"model.layers.0.mlp.up_proj": float32})
+            return vtensors.testing.Example(directory=folder, expected={"model.layers.0.mlp.up_proj": w})
 
 The plugin must be installed, because its records are used as a user's would be: through the entry point.
 The built-in conventions and schemes pass the same classes.
@@ -106,7 +106,7 @@ class ConventionConformance(ABC):
             _require_registered(default_plugins().registry.schemes.get(scheme), "scheme", scheme)
 
     def test_it_declares_nothing_of_foreign_configurations(self) -> None:
-        """A checkpoint without configuration, or with another quantization method, is not this convention's."""
+        """No configuration, or that of another quantization method, is not this convention's."""
         if self.convention.quant_methods:
             foreign = {"quantization_config": {"quant_method": "of-nobody"}}
             for config in (None, {}, foreign):
@@ -114,7 +114,7 @@ class ConventionConformance(ABC):
                 _require(declared is None, f"declares something of the foreign configuration {config}")
 
     def test_values_are_the_publishers_bit_for_bit(self, tmp_path: Path) -> None:
-        """Every expected module reads and dequantizes to exactly the expected values (the sign of 0 aside)."""
+        """Every expected module dequantizes to exactly the expected values (the sign of 0 aside)."""
         for name, weight, expected in self._weights(tmp_path):
             check_equal(weight.dequantize(torch.float32), expected, what=name)
 
@@ -131,7 +131,9 @@ class ConventionConformance(ABC):
     def test_another_dtype_is_refused(self, tmp_path: Path) -> None:
         """With any one required tensor in another dtype, the module cannot be read."""
         for claim, stored, info in self._required(tmp_path):
-            known = {dtype for form in self.convention.forms for place in form.tensors for dtype in place.dtypes}
+            known = {
+                dtype for form in self.convention.forms for place in form.tensors for dtype in place.dtypes
+            }
             dtype = next(dtype for dtype in _STRANGE_DTYPES if dtype not in known)
             changed = stored.with_tensor(info.name, dtype, info.shape, beside=info.name)
             self._refused(claim, changed, tmp_path, f"with {info.name} as {dtype}")
@@ -218,7 +220,7 @@ class SchemeConformance(ABC):
         import_weight_class(self.scheme)
 
     def test_weights_are_of_its_class_and_say_its_name(self) -> None:
-        """Each example is an instance of the record's class, of the scheme's name, with a size and a shape."""
+        """Each example is of the record's class and the scheme's name, and has its size and shape."""
         weight_class = import_weight_class(self.scheme)
         for example in self._examples():
             weight = example.weight

@@ -17,9 +17,8 @@ def check_equal(found: Tensor, expected: Tensor, *, what: str) -> None:
     The sign of a zero does not count; NaN equals NaN.
     """
     if found.dtype != expected.dtype or found.shape != expected.shape:
-        raise AssertionError(
-            f"{what}: found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
-        )
+        wanted = f"{expected.dtype} {list(expected.shape)}"
+        raise AssertionError(f"{what}: found {found.dtype} {list(found.shape)}, expected {wanted}")
     differs = ~((found == expected) | (found.isnan() & expected.isnan()))
     if bool(differs.any()):
         index = tuple(int(place) for place in differs.nonzero()[0])
@@ -36,7 +35,9 @@ def check_rows(weight: Any, expected: Tensor, *, what: str) -> None:
     ranges = {(0, n), (0, 1), (n - 1, n), (third, n - third), (0, 0), (max(0, third - 1), third + 1)}
     for start, stop in sorted(ranges):
         part = weight.rows(start, stop)
-        check_equal(part.dequantize(torch.float32), expected[start:stop], what=f"{what}: rows {start}..{stop}")
+        check_equal(
+            part.dequantize(torch.float32), expected[start:stop], what=f"{what}: rows {start}..{stop}"
+        )
     inner = weight.rows(third, n).rows(0, n - third)
     check_equal(inner.dequantize(torch.float32), expected[third:], what=f"{what}: rows of rows from {third}")
 

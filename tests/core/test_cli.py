@@ -174,12 +174,16 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert "Traceback" not in err
 
 
-def test_python_dash_m_shows_the_builtin_commands_without_torch() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["env"], ["env", "--json"]])
+def test_commands_that_need_no_weights_import_no_torch(words: list[str]) -> None:
     code = (
-        "import sys; from vtensors.cli import main; status = main(['--help'])\n"
-        "sys.exit(status or ('torch' in sys.modules) * 9)"
+        f"import sys; from vtensors.cli import main; status = main({words})\n"
+        "sys.exit(status or ('torch' in sys.modules or 'numpy' in sys.modules) * 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_python_dash_m_shows_the_builtin_commands() -> None:
     shown = run("--help")
     assert shown.returncode == 0
     for name in ("inspect", "plugins", "env"):

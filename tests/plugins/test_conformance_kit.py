@@ -1,34 +1,37 @@
-"""The kit finds what it is for: each fault of a convention or a weight fails exactly the check made for it."""
+"""The kit finds what it is for: each fault of a convention or weight fails the check made for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
-import builtin_examples as examples
 import pytest
 import torch
-from builtin_examples import UP
 
+import builtin_examples as examples
 import vtensors
 import vtensors_plugins.testing as kit
+from builtin_examples import UP
 from vtensors.claiming import claim_by_forms
 from vtensors.errors import VtensorsError
 from vtensors.manager import Plugins, default_plugins
-from vtensors.records import Claim, Convention
+from vtensors.records import Claim, Convention, Refusal
 from vtensors.tensors import TensorInfo
 from vtensors_formats import FP8Weight
 from vtensors_formats.schemes import BUILTIN_SCHEMES
 from vtensors_plugins.conventions import modelopt
 from vtensors_plugins.testing import ConventionConformance, Example, SchemeConformance, WeightExample
+from vtensors_plugins.weight_checks import check_equal
 
 CHECKS = [name for name in vars(ConventionConformance) if name.startswith("test_")]
 SCHEME_CHECKS = [name for name in vars(SchemeConformance) if name.startswith("test_")]
 
 
-def failing(convention: Convention, tmp_path: Path, *, expected: Callable[[Any], Any] = lambda x: x) -> set[str]:
+def failing(
+    convention: Convention, tmp_path: Path, *, expected: Callable[[Any], Any] = lambda x: x
+) -> set[str]:
     """The checks that fail for the convention, on a ModelOpt FP8 checkpoint."""
 
     class Subject(ConventionConformance):
@@ -52,7 +55,7 @@ def failing(convention: Convention, tmp_path: Path, *, expected: Callable[[Any],
 
 
 @pytest.fixture
-def enable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Convention], Convention]]:
+def enable(monkeypatch: pytest.MonkeyPatch) -> Callable[[Convention], Convention]:
     """Puts a changed `modelopt` convention in the place of the built-in one."""
 
     def put(convention: Convention) -> Convention:
@@ -120,7 +123,7 @@ def test_a_convention_that_checks_no_values_is_found(tmp_path: Path, enable: Ena
 
 
 def test_a_convention_that_takes_surplus_tensors_is_found(tmp_path: Path, enable: Enable) -> None:
-    def claim(request: Any) -> list[Claim]:
+    def claim(request: Any) -> list[Claim | Refusal]:
         known = {place.suffix for form in modelopt.CONVENTION.forms for place in form.tensors}
         surplus: dict[str, dict[str, TensorInfo]] = {}
         groups = []
@@ -147,9 +150,11 @@ def test_a_module_that_is_claimed_without_being_expected_is_found(tmp_path: Path
 
 
 def test_a_form_without_source_or_formula_is_found(tmp_path: Path) -> None:
-    for field in ("source", "formula"):
-        forms = tuple(attrs.evolve(form, **{field: ""}) for form in modelopt.CONVENTION.forms)
-        folder = tmp_path / field
+    for number, (source, formula) in enumerate((("", "w"), ("here", ""))):
+        forms = tuple(
+            attrs.evolve(form, source=source, formula=formula) for form in modelopt.CONVENTION.forms
+        )
+        folder = tmp_path / str(number)
         folder.mkdir()
         failed = failing(attrs.evolve(modelopt.CONVENTION, forms=forms), folder)
         assert failed == {"test_its_record_is_valid_and_registered"}
@@ -161,7 +166,9 @@ def test_a_form_whose_first_tensor_is_optional_is_found(tmp_path: Path) -> None:
 
 def test_a_convention_that_declares_everything_is_found(tmp_path: Path, enable: Enable) -> None:
     def declare(files: Any) -> Any:
-        return modelopt.declare(attrs.evolve(files, config={"quantization_config": examples.modelopt("FP8")}))
+        return modelopt.CONVENTION.declare(
+            attrs.evolve(files, config={"quantization_config": examples.modelopt("FP8")})
+        )
 
     failed = failing(enable(attrs.evolve(modelopt.CONVENTION, declare=declare)), tmp_path)
     assert failed == {"test_it_declares_nothing_of_foreign_configurations"}
@@ -217,11 +224,11 @@ def test_the_message_of_unequal_values_names_the_first_place() -> None:
     bad = good.clone()
     bad[1, 2] = 7
     with pytest.raises(AssertionError, match=r"1 of 6 values differ, the first at \[1, 2\]: found 7.0"):
-        kit.check_equal(bad, good, what="w")
+        check_equal(bad, good, what="w")
 
 
 def test_the_sign_of_a_zero_does_not_count() -> None:
-    kit.check_equal(torch.tensor([-0.0]), torch.tensor([0.0]), what="w")
+    check_equal(torch.tensor([-0.0]), torch.tensor([0.0]), what="w")
 
 
 def test_the_kit_uses_the_plugins_of_the_environment() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-import builtin_examples as examples
 import pytest
 import torch
-from builtin_examples import DOWN, UP, Module
 
+import builtin_examples as examples
+from builtin_examples import DOWN, UP, Module
 from vtensors.records import Convention, Scheme
 from vtensors_formats import FP8Weight, MXFP8Weight, NVFP4Weight, PlainWeight
 from vtensors_formats.schemes import BUILTIN_SCHEMES
@@ -221,7 +221,9 @@ def test_every_builtin_scheme_has_a_class_here() -> None:
 
 
 def _is_scheme_test(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, SchemeConformance) and found.__name__.startswith("Test")
+    return (
+        isinstance(found, type) and issubclass(found, SchemeConformance) and found.__name__.startswith("Test")
+    )
 
 
 def test_the_kit_is_reached_by_its_public_name() -> None:

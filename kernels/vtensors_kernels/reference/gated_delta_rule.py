@@ -24,7 +24,9 @@ def gated_delta_rule(
     return form(q, k, v, g, beta, state)
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Token by token: S = e^g S; d = beta (v - S^T k); S = S + k d^T; o = S^T q. As `gated_delta_rule`."""
     q, k, v = _prepare(q, k, v)
     decay = g.exp()
@@ -73,9 +75,9 @@ def chunked(
 
 
 def _prepare(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q and k of length 1 (sum of squares, not mean), q also times DK^-0.5, both once per value head; float32.
+    """q and k of length 1 (sum of squares, not mean), q times DK^-0.5 too, and v; float32.
 
-    Value head j takes key head j // (HV / HK).
+    q and k once per value head: value head j takes key head j // (HV / HK).
     """
     copies = v.shape[1] // q.shape[1]
     q, k = (_unit(x.to(torch.float32)) for x in (q, k))

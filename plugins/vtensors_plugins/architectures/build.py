@@ -1,4 +1,4 @@
-"""What an architecture's builder is given, and the parts it takes: linears with their kernels, small tensors."""
+"""What an architecture's builder is given, and the parts it takes: bound linears and small tensors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Parts:
         executed = self.options.executed.get(name, "16bit")
         key = (op, weight.scheme, executed)
         if key not in self._rankings:
-            self._rankings[key] = rank(_request(op, weight.scheme, executed, self.options), self.options.kernels)
+            request = _request(op, weight.scheme, executed, self.options)
+            self._rankings[key] = rank(request, self.options.kernels)
         bound = bind(self._rankings[key], weight)
         self.selected.append(
             Selected(

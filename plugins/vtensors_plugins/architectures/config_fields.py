@@ -1,4 +1,4 @@
-"""Fields of config.json by name: a missing or impossible one is an error, never a class default. Torch-free."""
+"""Fields of config.json by name: a missing or impossible one is an error, never a default. Torch-free."""
 
 from __future__ import annotations
 

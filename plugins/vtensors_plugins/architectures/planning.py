@@ -36,12 +36,12 @@ def plan_decoder(config: DecoderConfig, module_names: Sequence[str]) -> ModelPla
             place = f"layers.{index}.{name}"
             weights[place] = ExpectedWeight(module=prefix + place, shape=shape, part=part, layer=index)
     weights["norm"] = ExpectedWeight(module=f"{prefix}norm", shape=(config.hidden,), part="norm")
-    head, notes = find_head(names), ()
-    if config.tied:
-        notes = (_tied_note(head),)
+    head = find_head(names)
     if head is not None or not config.tied:
         weights["lm_head"] = ExpectedWeight(module=head or "lm_head", shape=vocabulary, part="lm_head")
-    return ModelPlan(weights=weights, waivers=waivers_for(module_names), notes=notes)
+    return ModelPlan(
+        weights=weights, waivers=waivers_for(module_names), notes=(_tied_note(head),) if config.tied else ()
+    )
 
 
 def _tied_note(head: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6: gated delta net and gated attention layers, dense or MoE; text path of the wrappers."""
+"""Qwen3.5 and Qwen3.6: gated delta net and gated attention layers, dense or MoE; text path only."""
 
 from __future__ import annotations
 

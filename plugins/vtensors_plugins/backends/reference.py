@@ -1,4 +1,4 @@
-"""The reference backend: plain torch for every scheme on every device, chosen when nothing faster is there."""
+"""The reference backend: plain torch for every scheme on every device, chosen when nothing is faster."""
 
 from __future__ import annotations
 

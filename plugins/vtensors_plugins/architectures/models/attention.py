@@ -1,4 +1,4 @@
-"""Full attention with grouped heads; Qwen3.5's gate and Qwen3's query and key norms where the family has them."""
+"""Full attention with grouped heads; gate and query and key norms where the family has them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def split_gate(projected: Tensor, heads: int, dim: int, *, gated: bool) -> tuple
     """
     if not gated:
         return projected.view(-1, heads, dim), None
-    q, gate = projected.view(-1, heads, 2 * dim).split(dim, dim=-1)
-    return q, gate
+    halves = projected.view(-1, heads, 2, dim)
+    return halves[:, :, 0], halves[:, :, 1]
 
 
 def build_attention(parts: Parts, config: DecoderConfig, layer: int) -> Attention:

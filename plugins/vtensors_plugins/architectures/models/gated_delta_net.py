@@ -49,7 +49,7 @@ class GatedDeltaNet:
             raise ArchitectureError("the state of another kind of layer was given to a delta net")
         own, tokens = self.config, x.shape[0]
         mixed, state.history = causal_conv1d(self.in_proj_qkv(x), self.conv, state.history)
-        q, k, v = mixed.split((own.key_width, own.key_width, own.value_width), dim=-1)
+        q, k, v = mixed.split_with_sizes((own.key_width, own.key_width, own.value_width), dim=-1)
         beta = self.in_proj_b(x).to(torch.float32).sigmoid()
         g = self.decay * F.softplus(self.in_proj_a(x).to(torch.float32) + self.dt_bias)
         out, state.memory = gated_delta_rule(

@@ -14,7 +14,7 @@ from vtensors_plugins.architectures.models.mlp import Mlp, build_mlp
 
 @attrs.frozen(kw_only=True)
 class Moe:
-    """router(x) chooses `chosen` experts per token; their outputs, weighted, and the gated shared one add up."""
+    """The router gives each token `chosen` experts; their weighted outputs and the gated shared one add."""
 
     chosen: int
     router: LinearCall
@@ -27,7 +27,7 @@ class Moe:
         experts, weights = router_topk(self.router(x), self.chosen)
         shared = self.shared_expert_gate(x).to(torch.float32).sigmoid() * self.shared_expert(x)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in experts.unique().tolist():
+        for expert in sorted(set(experts.flatten().tolist())):
             tokens, slots = (experts == expert).nonzero(as_tuple=True)
             weighted = self.experts[expert](x[tokens]) * weights[tokens, slots].unsqueeze(-1)
             out.index_add_(0, tokens, weighted)

@@ -1,0 +1,252 @@
+"""`load_model`: a checkpoint checked, its weights read in canonical form, the model built over them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from os import PathLike
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from vtensors.activations import ActivationRequest
+from vtensors.checkpoint import Checkpoint, open_checkpoint
+from vtensors.errors import ArchitectureError, RequestError
+from vtensors.inspection import activation_warnings, scheme_rows
+from vtensors.manager import Plugins
+from vtensors.modules import is_quantized
+from vtensors.provenance import Provenance
+from vtensors.records import Architecture, Progress, Selected
+from vtensors_engine.devices import resolve_device, resolve_dtype
+from vtensors_formats import PlainWeight
+from vtensors_formats import Weight as CanonicalWeight
+from vtensors_plugins.architectures.build import BuildOptions
+
+_log = logging.getLogger("vtensors")
+_LAYER = re.compile(r"layers\.(\d+)\.[^.]+$")
+_CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_CACHE_DTYPES = ("auto", "fp8")
+
+
+@attrs.define(kw_only=True, eq=False)
+class LoadedModel:
+    """A model that runs, with the checkpoint it came from.
+
+    request: the activation precision asked for. kv_cache: `16bit` or `fp8`.
+    """
+
+    checkpoint: Checkpoint
+    request: ActivationRequest
+    kv_cache: str
+    _model: Any
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json."""
+        return self.checkpoint.config
+
+    @property
+    def provenance(self) -> Provenance:
+        """Source, commit and header hashes of the checkpoint."""
+        return self.checkpoint.provenance
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return int(self._model.vocab_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return int(self._model.num_layers)
+
+    @property
+    def max_positions(self) -> int:
+        """Most positions of one sequence."""
+        return int(self._model.max_positions)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and logits."""
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return torch.device(self._model.device)
+
+    @property
+    def selected(self) -> tuple[Selected, ...]:
+        """Which kernel each weight got, and why the others lost."""
+        return tuple(self._model.selected)
+
+    def new_state(self) -> Any:
+        """An empty state for one sequence: KV cache, convolution and delta-rule state."""
+        return self._model.new_state()
+
+    def step(self, token_ids: Tensor, state: Any) -> Tensor:
+        """token_ids [T] int64 appended to the sequence -> logits [V] of the last one, model dtype."""
+        logits: Tensor = self._model.step(token_ids, state)
+        return logits
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """input_ids [B, T] int64 -> logits [B, T, V] in the model's dtype; rows are independent."""
+        if input_ids.ndim != 2:
+            raise RequestError("input_ids is not a batch", seen=str(list(input_ids.shape)), accepted="[B, T]")
+        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.vocab_size:
+            raise RequestError(
+                "token ids outside of the vocabulary",
+                seen=f"{int(input_ids.min())}..{int(input_ids.max())}",
+                accepted=f"0..{self.vocab_size - 1}",
+            )
+        with torch.inference_mode():
+            logits: Tensor = self._model.logits(input_ids)
+        return logits
+
+    def executed_summary(self) -> list[dict[str, Any]]:
+        """Rows as `inspect --json` gives them under `schemes`."""
+        return scheme_rows(self.checkpoint, self.request)
+
+
+def load_model(
+    source: str | PathLike[str],
+    revision: str | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    activations: str | None = None,
+    kv_cache_dtype: str = "auto",
+    plugins: Plugins | None = None,
+) -> LoadedModel:
+    """The model of a checkpoint, weights quantised as stored.
+
+    source, revision: as for `open_checkpoint`; a repository that is not cached is downloaded.
+    device: `cpu`, `cuda`, ...; None takes CUDA where there is one.
+    dtype: of activations; None is float32 on a CPU and the checkpoint's own on CUDA.
+    activations: None or `16bit` (weight-only), `declared`, `fp4`; the switches `VT_MODELOPT_W4A4` and
+    `VT_FP8_W8A8` apply where it is None (the latter also beside `fp4`).
+    kv_cache_dtype: `auto` keeps K and V in dtype; `fp8` rounds them to E4M3 with the checkpoint's scales.
+    Errors: whatever `Checkpoint.check` and `Checkpoint.read` refuse, each naming the tensor;
+    ArchitectureError where no architecture plugin knows the model; RequestError for bad arguments.
+    """
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise RequestError(
+            "unknown kv_cache_dtype", seen=repr(kv_cache_dtype), accepted=", ".join(KV_CACHE_DTYPES)
+        )
+    place = resolve_device(device)
+    asked = resolve_dtype(dtype, place)
+    checkpoint = open_checkpoint(source if not isinstance(source, PathLike) else str(source), revision, plugins=plugins)
+    request = checkpoint.activation_request(activations)
+    architecture = _architecture(checkpoint)
+    checkpoint.check()
+    for text in (*checkpoint.warnings, *activation_warnings(checkpoint, request)):
+        _log.warning("%s", text)
+    for conflict in checkpoint.conflicts:
+        _log.warning("%s: says %s; found %s; followed: %s", *attrs.astuple(conflict)[:4])
+    compute = asked or _config_dtype(checkpoint)
+    weights, executed = _read_weights(checkpoint, request, place, compute)
+    module, function = architecture.build.split(":")
+    options = BuildOptions(
+        dtype=compute,
+        device=place,
+        kernels=[owned.record for owned in checkpoint.plugins.registry.kernels.values()],
+        executed=executed,
+        kv_quant=_kv_quant(checkpoint) if kv_cache_dtype == "fp8" else None,
+    )
+    model = getattr(import_module(module), function)(checkpoint.config, weights, options)
+    for record in model.selected:
+        checkpoint.plugins.selected(record)
+    return LoadedModel(
+        checkpoint=checkpoint,
+        request=request,
+        kv_cache="fp8" if kv_cache_dtype == "fp8" else "16bit",
+        model=model,
+    )
+
+
+def _architecture(checkpoint: Checkpoint) -> Architecture:
+    if checkpoint.architecture is None:
+        known = ", ".join(
+            f"{o.record.name} ({', '.join(o.record.model_types)})"
+            for o in checkpoint.plugins.registry.architectures.values()
+        )
+        raise ArchitectureError(
+            "no architecture plugin knows this model",
+            file="config.json",
+            seen=f"architectures {checkpoint.config.get('architectures')!r}, "
+            f"model_type {checkpoint.config.get('model_type')!r}",
+            accepted=known,
+            fix="install a plugin that brings the architecture; `vtensors inspect` works without one",
+        )
+    return checkpoint.architecture
+
+
+def _config_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    text = checkpoint.configs.text
+    named = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype")
+    if named not in _CONFIG_DTYPES:
+        raise RequestError(
+            "config.json does not name a dtype to compute in",
+            file="config.json",
+            seen=f"dtype {named!r}",
+            accepted=", ".join(_CONFIG_DTYPES),
+            fix="pass dtype",
+        )
+    return _CONFIG_DTYPES[str(named)]
+
+
+def _read_weights(
+    checkpoint: Checkpoint, request: ActivationRequest, device: torch.device, dtype: torch.dtype
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """canonical name -> Weight on the device, and canonical name -> executed activations."""
+    plan = checkpoint.plan
+    weights: dict[str, Any] = {}
+    executed: dict[str, str] = {}
+    entries = [
+        (name, expected.module)
+        for name, expected in (plan.weights if plan else {}).items()
+        if expected.module in checkpoint.modules
+    ]
+    for done, (name, module) in enumerate(entries):
+        if done % 256 == 0:
+            checkpoint.plugins.progress(
+                Progress(task="load", done=done, total=len(entries), unit="tensors")
+            )
+        weight = checkpoint.read(module)
+        if name == "lm_head" and is_quantized(weight.scheme) and not _keeps_head(checkpoint):
+            _log.warning("VT_LMHEAD_QUANTIZED=0: %s (%s) is dequantised at load", module, weight.scheme)
+            bias = weight.bias if isinstance(weight, CanonicalWeight) else None
+            weight = PlainWeight(tensor=weight.dequantize(dtype), bias=bias)
+        elif (mode := checkpoint.executed(module, request).activations) != "16bit":
+            executed[name] = mode
+        weights[name] = weight.to(device)
+    checkpoint.plugins.progress(
+        Progress(task="load", done=len(entries), total=len(entries), unit="tensors")
+    )
+    return weights, executed
+
+
+def _keeps_head(checkpoint: Checkpoint) -> bool:
+    return checkpoint.switches.flag("VT_LMHEAD_QUANTIZED")
+
+
+def _kv_quant(checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
+    """layer -> (k_scale, v_scale); layers without scales get 1.0, said once."""
+    scales: dict[int, tuple[float, float]] = {}
+    for module, found in checkpoint.kv_scales().items():
+        layer = _LAYER.search(module)
+        for note in found.notes:
+            _log.warning("%s", note)
+        if layer is not None:
+            scales[int(layer[1])] = (found.k, found.v)
+    plan = checkpoint.plan
+    layers = {e.layer for e in plan.weights.values() if e.part == "attention"} if plan else set()
+    bare = sorted(layer for layer in layers if layer is not None and layer not in scales)
+    if bare:
+        _log.warning("FP8 KV cache: %d layers have no k_scale / v_scale; 1.0 is used", len(bare))
+    return {**dict.fromkeys(bare, (1.0, 1.0)), **scales}

@@ -1,0 +1,84 @@
+"""`vtensors inspect`: what a checkpoint holds, from its headers alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+
+from vtensors.activations import MODES
+from vtensors.checkpoint import Checkpoint, open_checkpoint
+from vtensors.errors import RequestError
+from vtensors.inspection import has_findings, inspection, module_report, unclaimed_reports
+
+
+@click.command("inspect")
+@click.argument("source")
+@click.option("--revision", help="Branch, tag or commit of a repository.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--tree", is_flag=True, help="Also show every module, layer by layer.")
+@click.option("--module", "pattern", metavar="REGEX", help="Explain the modules whose name matches.")
+@click.option("--activations", type=click.Choice(MODES), help="Which precision `executed` shows.")
+@click.pass_context
+def command(
+    context: click.Context,
+    source: str,
+    revision: str | None,
+    as_json: bool,
+    tree: bool,
+    pattern: str | None,
+    activations: str | None,
+) -> None:
+    """Show what is in SOURCE: a directory, a .safetensors file, or a repository `org/name[@revision]`.
+
+    Exit 0: a load would accept it; 1: it would not; 2: it cannot be opened at all.
+    """
+    checkpoint = open_checkpoint(source, revision, download=False)
+    if pattern is not None:
+        _explain(checkpoint, pattern, activations, as_json=as_json)
+        return
+    report = inspection(checkpoint, activations)
+    if as_json:
+        if tree:
+            report["modules"] = _all_modules(checkpoint, activations)
+        click.echo(json.dumps(report, indent=1))
+    else:
+        from vtensors_plugins.commands.inspect_tables import print_report, print_tree
+
+        print_report(report)
+        if tree:
+            print_tree(_all_modules(checkpoint, activations))
+    if has_findings(report):
+        context.exit(1)
+
+
+def _all_modules(checkpoint: Checkpoint, activations: str | None) -> list[dict[str, Any]]:
+    request = checkpoint.activation_request(activations)
+    return [module_report(checkpoint, module, request) for module in checkpoint.modules.values()]
+
+
+def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, as_json: bool) -> None:
+    try:
+        wanted = re.compile(pattern)
+    except re.error as problem:
+        raise RequestError("--module is not a regular expression", seen=repr(pattern)) from problem
+    request = checkpoint.activation_request(activations)
+    found = [
+        module_report(checkpoint, module, request)
+        for name, module in checkpoint.modules.items()
+        if wanted.search(name)
+    ]
+    names = [name for name in checkpoint.claims.unclaimed if wanted.search(name)]
+    unclaimed = unclaimed_reports(checkpoint, names)
+    if not found and not unclaimed:
+        raise RequestError(
+            "no module matches", file=str(checkpoint.provenance.source), seen=repr(pattern)
+        )
+    if as_json:
+        click.echo(json.dumps({"modules": found, "unclaimed": unclaimed}, indent=1))
+        return
+    from vtensors_plugins.commands.inspect_tables import print_modules
+
+    print_modules(found, unclaimed)

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from vtensors.claiming import Claims, Unclaimed
+from vtensors.claim_reasons import Unclaimed
+from vtensors.claiming import Claims
 from vtensors.errors import ArchitectureError, ClaimError, VtensorsError
 from vtensors.matching import nearest
 from vtensors.modules import Module, is_quantized
 from vtensors.records import ExpectedWeight, ModelPlan
 from vtensors.tensors import TensorInfo
 
-INPUT_SCALE_WEIGHT_ONLY = "input scale of a weight-only module (used only when 4-bit activations are asked for)"
+INPUT_SCALE_WEIGHT_ONLY = (
+    "input scale of a weight-only module (used only when 4-bit activations are asked for)"
+)
 INPUT_SCALE_DYNAMIC = "input scale beside dynamic activations: not used"
 KV_SCALES = "KV-cache scales: the cache is kept in 16 bits unless FP8 is asked for"
 SYMMETRIC = "zero point or shape record of a symmetric scheme"
@@ -120,7 +123,9 @@ def _unclaimed_problems(left: Mapping[str, Unclaimed], declared_nothing: bool) -
     for name, unclaimed in left.items():
         tensors = [info.name for info in unclaimed.group.tensors.values()]
         fits = next((c for c, reason in unclaimed.reasons if reason.startswith("would fit")), None)
-        fix = "see docs/conventions.md for the accepted forms; a plugin can add one (docs/writing-a-plugin.md)"
+        fix = (
+            "see docs/conventions.md for the accepted forms; a plugin can add one (docs/writing-a-plugin.md)"
+        )
         if fits is not None and declared_nothing:
             count = sum(1 for u in left.values() if any(r.startswith("would fit") for _, r in u.reasons))
             fix = (
@@ -158,7 +163,9 @@ def _mixed_halves(modules: Mapping[str, Module], config_dtype: str | None) -> It
 
 
 def _against_plan(
-    modules: Mapping[str, Module], used: Mapping[str, tuple[str, ExpectedWeight]], left: Mapping[str, Unclaimed]
+    modules: Mapping[str, Module],
+    used: Mapping[str, tuple[str, ExpectedWeight]],
+    left: Mapping[str, Unclaimed],
 ) -> Iterator[VtensorsError]:
     for name, (_, expected) in used.items():
         module = modules.get(name)

@@ -54,11 +54,13 @@ _FP4_ON_WEIGHT_ONLY = Executed(
 )
 
 
-def executed_activations(claim: Claim, declared: DeclaredScheme | None, request: ActivationRequest) -> Executed:
+def executed_activations(
+    claim: Claim, declared: DeclaredScheme | None, request: ActivationRequest
+) -> Executed:
     """The activation precision of one module under the request, as the table in the design says."""
     wanted = declared.activations if declared is not None else "16bit"
     if claim.scheme == "nvfp4":
-        return _nvfp4(claim, declared, request, wanted)
+        return _nvfp4(claim, request, wanted)
     if wanted == "16bit" or claim.scheme in ("bf16", "f16", "f32"):
         return _SIXTEEN
     asked = request.argument == "declared" or (request.argument in (None, "fp4") and request.fp8_w8a8)
@@ -72,9 +74,7 @@ def executed_activations(claim: Claim, declared: DeclaredScheme | None, request:
     return Executed(activations=wanted)
 
 
-def _nvfp4(
-    claim: Claim, declared: DeclaredScheme | None, request: ActivationRequest, wanted: str
-) -> Executed:
+def _nvfp4(claim: Claim, request: ActivationRequest, wanted: str) -> Executed:
     has_scale = any(role in claim.roles for role in INPUT_ROLES)
     by_switch = request.argument is None and request.modelopt_w4a4 and claim.convention == "modelopt"
     if wanted == "fp8-static":

@@ -11,14 +11,16 @@ import attrs
 
 from vtensors.accounting import Accounting, account
 from vtensors.activations import ActivationRequest, Executed, executed_activations
-from vtensors.claiming import Claimant, Claims, claim_all
+from vtensors.claim_reasons import Claimant
+from vtensors.claiming import Claims, claim_all
 from vtensors.configs import CONFIG, HF_QUANT, ConfigFiles
-from vtensors.errors import ArchitectureError, ClaimError, ConflictError, DeclarationError
+from vtensors.declaring import read_declarations, stale_entries
+from vtensors.errors import ArchitectureError, ClaimError, ConflictError
 from vtensors.grouping import Grouped, group_tensors
 from vtensors.hub import open_source
 from vtensors.kv_scales import KvScales, read_kv_scales
 from vtensors.manager import Plugins, default_plugins
-from vtensors.matching import HEADS, nearest
+from vtensors.matching import nearest
 from vtensors.modules import Module, find_conflicts, make_modules
 from vtensors.provenance import Provenance
 from vtensors.reading import TensorReader
@@ -53,31 +55,8 @@ def open_checkpoint(
         configs=configs,
         plugins=plugins,
         switches=switches,
-        claimants=_claimants(configs, plugins, str(snapshot.provenance.source)),
+        claimants=read_declarations(configs, plugins, str(snapshot.provenance.source)),
     )
-
-
-def _claimants(configs: ConfigFiles, plugins: Plugins, source: str) -> tuple[Claimant, ...]:
-    """Every convention with its declaration; a quantisation block that nobody understands is refused."""
-    claimants = tuple(
-        Claimant(convention=owned.record, owner=owned.distribution, declaration=owned.record.declare(configs))
-        for owned in plugins.registry.conventions.values()
-    )
-    declared = [c for c in claimants if c.declaration is not None and c.declaration.summary]
-    blocks = configs.blocks()
-    if blocks and not declared:
-        methods = sorted(m for c in claimants for m in c.convention.quant_methods)
-        block = blocks[0]
-        raise DeclarationError(
-            "no convention understands this quantization_config",
-            file=block.where,
-            seen=f"quant_method {block.values.get('quant_method')!r}, keys {', '.join(sorted(block.values))}"
-            f"; {HF_QUANT} {'present' if configs.hf_quant is not None else 'absent'}",
-            accepted=f"quant_method {', '.join(methods)}; registered conventions: "
-            + ", ".join(c.convention.name for c in claimants),
-            fix=f"install a plugin that reads it, or write one: docs/writing-a-plugin.md ({source})",
-        )
-    return claimants
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -107,9 +86,7 @@ class Checkpoint:
     @cached_property
     def claims(self) -> Claims:
         """Who reads which module."""
-        return claim_all(
-            self._grouped.groups, self.claimants, prefer=self.switches.text("VT_PREFER")
-        )
+        return claim_all(self._grouped.groups, self.claimants, prefer=self.switches.text("VT_PREFER"))
 
     @cached_property
     def modules(self) -> Mapping[str, Module]:
@@ -146,7 +123,9 @@ class Checkpoint:
     @cached_property
     def accounting(self) -> Accounting:
         """Where every tensor goes: used, waived, unclaimed; and the problems that `check` raises."""
-        dtype = self.configs.text.get("dtype") or self.configs.text.get("torch_dtype") or self.config.get("dtype")
+        dtype = (
+            self.configs.text.get("dtype") or self.configs.text.get("torch_dtype") or self.config.get("dtype")
+        )
         return account(
             self.modules,
             self.claims,
@@ -175,7 +154,7 @@ class Checkpoint:
             *self.snapshot.warnings,
             *self.claims.warnings,
             *(warning for d in declared for warning in d.warnings),
-            *self._stale_entries(),
+            *stale_entries(self.claimants, self.modules, self.plan),
             *(self.plan.notes if self.plan else ()),
         )
 
@@ -273,37 +252,3 @@ class Checkpoint:
             tensor=name,
             accepted=f"a module's name without '.weight'{f', for example {near!r}' if near else ''}",
         )
-
-    def _shared_heads(self) -> tuple[str, ...]:
-        """Names of a head that the model shares with its embeddings, so that an entry for it is not stale."""
-        return HEADS if self.plan is not None and "lm_head" not in self.plan.weights else ()
-
-    def _stale_entries(self) -> tuple[str, ...]:
-        """One warning per list whose entries match no module of the checkpoint."""
-        found = []
-        for claimant in self.claimants:
-            for matcher in claimant.declaration.matchers if claimant.declaration else ():
-                for name in self.modules:
-                    matcher.find(name)
-                stale = [entry for entry in matcher.unused() if entry.text not in self._shared_heads()]
-                if stale:
-                    first = stale[0]
-                    bare = first.text.removeprefix("re:").replace("\\", "").strip("^$.*")
-                    near = nearest(bare, _with_parents(self.modules))
-                    found.append(
-                        f"{first.where}: {len(stale)} entries match no module: "
-                        + ", ".join(repr(entry.text) for entry in stale[:3])
-                        + (" ..." if len(stale) > 3 else "")
-                        + (f"; the nearest name is '{near}'" if near else "")
-                    )
-        return tuple(found)
-
-
-def _with_parents(modules: Mapping[str, Module]) -> list[str]:
-    names: dict[str, None] = {}
-    for name in modules:
-        names[name] = None
-        while (end := name.rfind(".")) > 0:
-            name = name[:end]
-            names[name] = None
-    return list(names)

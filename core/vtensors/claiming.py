@@ -6,45 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from vtensors.claim_reasons import Claimant, Unclaimed, reasons_against
 from vtensors.forms import ANY_SHAPE, ONE_BLOCK, Form, FormMatch, match_form
 from vtensors.records import (
     Claim,
     ClaimRequest,
     Convention,
-    Declaration,
     DeclaredScheme,
     Refusal,
     StackedPart,
     TensorGroup,
 )
-from vtensors.tensors import TensorInfo
-
 
 # Marks a set of suffixes, dtypes and ranks that no form has.
 _NO_FORM: tuple[Form, Mapping[str, int]] = (Form(scheme="", tensors=(), formula="", source=""), {})
-
-
-@attrs.frozen(kw_only=True)
-class Claimant:
-    """A convention with the distribution that brings it and its reading of this checkpoint's configuration."""
-
-    convention: Convention
-    owner: str
-    declaration: Declaration | None
-
-
-@attrs.frozen(kw_only=True)
-class Unclaimed:
-    """A group that nobody reads, with each convention's reason."""
-
-    group: TensorGroup
-    reasons: tuple[tuple[str, str], ...]
-
-    def describe(self) -> str:
-        """Dtypes and suffixes seen, then why each convention passes."""
-        seen = ", ".join(f"{suffix} {info.describe()}" for suffix, info in self.group.tensors.items())
-        why = "".join(f"\n    {name}: {reason}" for name, reason in self.reasons)
-        return f"{seen}{why}"
 
 
 @attrs.frozen(kw_only=True)
@@ -87,7 +62,7 @@ def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, p
         if all(info.name in owners and info.name not in contested for info in group.tensors.values()):
             continue
         unclaimed[group.module] = Unclaimed(
-            group=group, reasons=tuple(_reasons(group, claimants, refusals, contested))
+            group=group, reasons=tuple(reasons_against(group, claimants, refusals, contested))
         )
     return Claims(claims=claims, unclaimed=unclaimed, warnings=tuple(warnings))
 
@@ -116,7 +91,8 @@ def _settle(
         claim.module: claim
         for convention, claims in answers.items()
         for claim in claims
-        if not rivals or all(_stands(info.name, convention, owners, contested) for info in claim.roles.values())
+        if not rivals
+        or all(_stands(info.name, convention, owners, contested) for info in claim.roles.values())
     }
     return standing, owners, contested
 
@@ -151,7 +127,9 @@ def _check_answers(answers: Sequence[object], known: set[int]) -> None:
             raise TypeError(f"claim() returned {type(answer).__name__}, expected Claim or Refusal")
         for info in answer.roles.values():
             if id(info) not in known:
-                raise TypeError(f"claim on '{answer.module}' names a tensor that the checkpoint does not hold")
+                raise TypeError(
+                    f"claim on '{answer.module}' names a tensor that the checkpoint does not hold"
+                )
 
 
 # --- claiming by forms ------------------------------------------------------------------------------------
@@ -258,51 +236,3 @@ def _could_fit(form: Form, group: TensorGroup) -> bool:
 def _rank(pattern: str) -> int:
     inner = pattern.removeprefix(ONE_BLOCK).strip()[1:-1].strip()
     return inner.count(",") + 1 if inner else 0
-
-
-# --- reasons ----------------------------------------------------------------------------------------------
-
-
-def _reasons(
-    group: TensorGroup,
-    claimants: Sequence[Claimant],
-    refusals: Mapping[tuple[str, str], str],
-    contested: Mapping[str, str],
-) -> Iterator[tuple[str, str]]:
-    fighters = {contested[i.name] for i in group.tensors.values() if i.name in contested}
-    if fighters:
-        yield (
-            "claimed twice",
-            f"{', '.join(sorted(fighters))}; set VT_PREFER=<convention> or deny one with VT_PLUGINS=-<plugin>",
-        )
-        return
-    for claimant in claimants:
-        name = claimant.convention.name
-        given = refusals.get((group.module, name))
-        yield name, given or reason_by_forms(claimant.convention, claimant.declaration, group)
-
-
-def reason_by_forms(convention: Convention, declaration: Declaration | None, group: TensorGroup) -> str:
-    """Why no form of the convention fits the group: the reason of the form that comes nearest."""
-    declared = declaration.scheme_of(group.module) if declaration is not None else None
-    block = declared.block if isinstance(declared, DeclaredScheme) and declared.block else (128, 128)
-    nearest, nearest_form, most = "has no form with these tensors", None, 0
-    for form in convention.forms:
-        match = match_form(form, group.tensors, block=block)
-        if isinstance(match, FormMatch):
-            if declaration is None:
-                return f"would fit as {form.scheme}, but no configuration file declares this convention"
-            return f"would fit as {form.scheme}, but its configuration does not speak of this module"
-        common = _nearness(form, group.tensors)
-        if common > most:
-            nearest, nearest_form, most = match, form, common
-    return nearest if nearest_form is None else f"{nearest_form.scheme} {nearest}"
-
-
-def _nearness(form: Form, tensors: Mapping[str, TensorInfo]) -> int:
-    places = {tensor.suffix: tensor for tensor in form.tensors}
-    score = 0
-    for suffix, info in tensors.items():
-        if suffix in places:
-            score += 2 + 3 * (info.dtype in places[suffix].dtypes)
-    return score

@@ -51,11 +51,11 @@ class PluginGroup(click.Group):
         )
         self._find_plugins = find_plugins
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all subcommands, sorted."""
         return sorted(self._commands())
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The click command of that name, its module imported now. Raises PluginError if that fails."""
         owned = self._commands().get(cmd_name)
         return None if owned is None else import_command(owned)
@@ -72,7 +72,7 @@ class PluginGroup(click.Group):
             ctx.fail(f"There is no command '{name}'. {hint}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write names and summaries of all subcommands without importing any of them."""
         rows = [(name, owned.record.summary) for name, owned in sorted(self._commands().items())]
         if rows:

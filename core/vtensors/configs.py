@@ -94,6 +94,9 @@ def string_list(values: Mapping[str, Any], key: str, where: str) -> list[str]:
         return []
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise DeclarationError(
-            f"{key} is not a list of strings", file=where, seen=repr(entries)[:80], accepted="a list of strings"
+            f"{key} is not a list of strings",
+            file=where,
+            seen=repr(entries)[:80],
+            accepted="a list of strings",
         )
     return entries

@@ -71,7 +71,9 @@ class FormMatch:
     roles: Mapping[str, TensorInfo]
 
 
-_DIM = re.compile(r"(?:ceil\((?P<ceil_of>[A-Z]+)/(?P<ceil_by>[A-Z0-9]+)\)|(?P<name>[A-Z]+)(?:/(?P<by>\d+))?|(?P<number>\d+))$")
+_DIM = re.compile(
+    r"(?:ceil\((?P<ceil_of>[A-Z]+)/(?P<ceil_by>[A-Z0-9]+)\)|(?P<name>[A-Z]+)(?:/(?P<by>\d+))?|(?P<number>\d+))$"
+)
 
 Solver = Callable[[int, dict[str, int]], bool]
 

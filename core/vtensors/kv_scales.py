@@ -21,7 +21,9 @@ class KvScales:
     notes: tuple[str, ...] = ()
 
 
-def read_kv_scales(owners: Mapping[str, Mapping[str, TensorInfo]], source: TensorSource) -> dict[str, KvScales]:
+def read_kv_scales(
+    owners: Mapping[str, Mapping[str, TensorInfo]], source: TensorSource
+) -> dict[str, KvScales]:
     """attention module -> KvScales.
 
     One of the two alone serves both, noted. Zero, negative or NaN (the -1 of loaders that never filled it)

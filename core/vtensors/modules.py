@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from vtensors.claiming import Claimant
+from vtensors.claim_reasons import Claimant
 from vtensors.records import Claim, Conflict, DeclaredScheme
 from vtensors.tensors import TensorInfo
 

@@ -140,7 +140,9 @@ def load_model(
         )
     place = resolve_device(device)
     asked = resolve_dtype(dtype, place)
-    checkpoint = open_checkpoint(source if not isinstance(source, PathLike) else str(source), revision, plugins=plugins)
+    checkpoint = open_checkpoint(
+        source if not isinstance(source, PathLike) else str(source), revision, plugins=plugins
+    )
     request = checkpoint.activation_request(activations)
     architecture = _architecture(checkpoint)
     checkpoint.check()
@@ -214,9 +216,7 @@ def _read_weights(
     ]
     for done, (name, module) in enumerate(entries):
         if done % 256 == 0:
-            checkpoint.plugins.progress(
-                Progress(task="load", done=done, total=len(entries), unit="tensors")
-            )
+            checkpoint.plugins.progress(Progress(task="load", done=done, total=len(entries), unit="tensors"))
         weight = checkpoint.read(module)
         if name == "lm_head" and is_quantized(weight.scheme) and not _keeps_head(checkpoint):
             _log.warning("VT_LMHEAD_QUANTIZED=0: %s (%s) is dequantised at load", module, weight.scheme)
@@ -225,9 +225,7 @@ def _read_weights(
         elif (mode := checkpoint.executed(module, request).activations) != "16bit":
             executed[name] = mode
         weights[name] = weight.to(device)
-    checkpoint.plugins.progress(
-        Progress(task="load", done=len(entries), total=len(entries), unit="tensors")
-    )
+    checkpoint.plugins.progress(Progress(task="load", done=len(entries), total=len(entries), unit="tensors"))
     return weights, executed
 
 

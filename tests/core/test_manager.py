@@ -104,7 +104,7 @@ def test_a_hook_wrapper_is_refused() -> None:
         return []
 
     plugin.vtensors_schemes = vtensors_schemes  # type: ignore[attr-defined]
-    assert_contained(discover(candidate("bad", plugin), GOOD), "bad", "wrapper")
+    assert_contained(discover(candidate("bad", plugin), GOOD), "bad", "is a wrapper")
 
 
 def rubbish(value: object) -> Any:

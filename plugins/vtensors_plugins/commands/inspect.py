@@ -73,9 +73,7 @@ def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, a
     names = [name for name in checkpoint.claims.unclaimed if wanted.search(name)]
     unclaimed = unclaimed_reports(checkpoint, names)
     if not found and not unclaimed:
-        raise RequestError(
-            "no module matches", file=str(checkpoint.provenance.source), seen=repr(pattern)
-        )
+        raise RequestError("no module matches", file=str(checkpoint.provenance.source), seen=repr(pattern))
     if as_json:
         click.echo(json.dumps({"modules": found, "unclaimed": unclaimed}, indent=1))
         return

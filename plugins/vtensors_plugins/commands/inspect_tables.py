@@ -30,7 +30,9 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     _print_provenance(report, console)
     console.print(schemes_table(report["schemes"]))
     for row in report["waived"]:
-        console.print(f"  waived  {row['tensors']:>6,} tensors  {size(row['bytes']):>8}  {escape(row['reason'])}")
+        console.print(
+            f"  waived  {row['tensors']:>6,} tensors  {size(row['bytes']):>8}  {escape(row['reason'])}"
+        )
     for row in report["conflicts"]:
         count = f" ({row['modules']:,} modules)" if row["modules"] > 1 else ""
         console.print(f"[yellow]conflict[/]{count}  {escape(row['where'])}", soft_wrap=True)
@@ -128,8 +130,12 @@ def print_modules(
     """Each module explained: tensors, evidence, declared, found."""
     console = console or Console(highlight=False)
     for module in modules:
-        console.print(f"[bold]{escape(module['module'])}[/]  {module['scheme']} {module['shape']}".replace("[", "[", 1))
-        said = f"{module['algorithm'] or 'nothing'} ({module['declared_by'] or 'no configuration speaks of it'})"
+        console.print(
+            f"[bold]{escape(module['module'])}[/]  " + escape(f"{module['scheme']} {module['shape']}")
+        )
+        said = (
+            f"{module['algorithm'] or 'nothing'} ({module['declared_by'] or 'no configuration speaks of it'})"
+        )
         console.print(escape(f"  declared  {said}; activations {module['declared']}"), soft_wrap=True)
         console.print(escape(f"  executed  activations {module['executed']}"), soft_wrap=True)
         console.print(escape(f"  evidence  {module['evidence']}"), soft_wrap=True)

@@ -29,10 +29,10 @@ SOURCE = "compressed-tensors 0.20 compressors/, quantization/lifecycle"
 _INTEGERS = ("I8", "U8", "I32", "I64", "F8_E4M3", *FLOAT_DTYPES)
 
 
-def _optional(suffix: str, role: str, dtypes: tuple[str, ...], shapes: tuple[str, ...], sense: str = "") -> TensorForm:
-    return TensorForm(
-        suffix=suffix, dtypes=dtypes, shapes=shapes, role=role, sense=sense, required=False
-    )
+def _optional(
+    suffix: str, role: str, dtypes: tuple[str, ...], shapes: tuple[str, ...], sense: str = ""
+) -> TensorForm:
+    return TensorForm(suffix=suffix, dtypes=dtypes, shapes=shapes, role=role, sense=sense, required=False)
 
 
 # Legal extra tensors of symmetric schemes: zero points must be zero, weight_shape repeats the shape.

@@ -81,7 +81,9 @@ def _by_key(block: Any) -> bool:
 def _refuse_extras(values: Mapping[str, Any], where: str) -> None:
     for key in ("transform_config", "sparsity_config"):
         extra = values.get(key)
-        if not extra or (isinstance(extra, Mapping) and extra.get("format") in (None, "dense") and key[0] == "s"):
+        if not extra or (
+            isinstance(extra, Mapping) and extra.get("format") in (None, "dense") and key[0] == "s"
+        ):
             continue
         raise DeclarationError(
             f"{key} is not supported: the weights alone would give wrong results",

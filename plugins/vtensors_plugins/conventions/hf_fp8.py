@@ -95,7 +95,10 @@ def declare(configs: ConfigFiles) -> Declaration | None:
         return None
     _check(values, where)
     size = _block_size(block)
-    skipped = [*string_list(values, "modules_to_not_convert", where), *string_list(values, "ignored_layers", where)]
+    skipped = [
+        *string_list(values, "modules_to_not_convert", where),
+        *string_list(values, "ignored_layers", where),
+    ]
     if isinstance(layers, Mapping):
         skipped = []
     matcher = Matcher(entries=tuple(suffix_entry(text, where) for text in skipped), suffixes=True)
@@ -150,7 +153,10 @@ def _block_size(block: QuantizationBlock) -> tuple[int, int] | None:
     if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
         return size[0], size[1]
     raise DeclarationError(
-        "weight_block_size is not two sizes", file=block.where, seen=repr(size), accepted="[rows, columns] or null"
+        "weight_block_size is not two sizes",
+        file=block.where,
+        seen=repr(size),
+        accepted="[rows, columns] or null",
     )
 
 
@@ -188,7 +194,12 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
             scale = scale[first : -(-claim.part.row_end // block[0])]
             row_offset = claim.part.row_begin % block[0]
     return FP8Weight(
-        codes=roles["codes"], scale=scale, block=block, row_offset=row_offset, bias=bias, activation=activation
+        codes=roles["codes"],
+        scale=scale,
+        block=block,
+        row_offset=row_offset,
+        bias=bias,
+        activation=activation,
     )
 
 

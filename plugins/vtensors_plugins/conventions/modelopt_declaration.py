@@ -99,7 +99,9 @@ def _parse(block: QuantizationBlock) -> _Source:
             seen=repr(layers)[:80],
             accepted="{module: {quant_algo: ...}}",
         )
-    excludes = string_list(values, "ignore", block.where) or string_list(values, "exclude_modules", block.where)
+    excludes = string_list(values, "ignore", block.where) or string_list(
+        values, "exclude_modules", block.where
+    )
     producer = values.get("producer")
     version = f"modelopt {producer.get('version', '')}" if isinstance(producer, Mapping) else "modelopt"
     return _Source(
@@ -140,7 +142,9 @@ class _Resolver:
 
     def __attrs_post_init__(self) -> None:
         for module, entry in self.layers.items():
-            self._scheme(entry.get("quant_algo"), entry.get("group_size"), f"quantized_layers['{module}']", True)
+            self._scheme(
+                entry.get("quant_algo"), entry.get("group_size"), f"quantized_layers['{module}']", True
+            )
         if self.default is not None:
             self._scheme(self.default, self.group_size, "quant_algo", False)
 
@@ -213,7 +217,11 @@ def _between_files(found: list[_Source]) -> Iterator[Conflict]:
             yield _conflict(places, "quant_algo", other.algorithm, main.algorithm, main.algorithm)
         if (main.kv or "none").upper() != (other.kv or "none").upper():
             yield _conflict(
-                places, "KV cache", main.kv or "nothing", other.kv or "nothing", main.kv or other.kv or "nothing"
+                places,
+                "KV cache",
+                main.kv or "nothing",
+                other.kv or "nothing",
+                main.kv or other.kv or "nothing",
             )
         if main.layers is not None and other.layers is not None and dict(main.layers) != dict(other.layers):
             names = [n for n in {*main.layers, *other.layers} if main.layers.get(n) != other.layers.get(n)]
@@ -237,9 +245,7 @@ def _between_files(found: list[_Source]) -> Iterator[Conflict]:
             )
 
 
-def _conflict(
-    places: str, what: str, says: str, instead: str, chosen: str, *, modules: int = 1
-) -> Conflict:
+def _conflict(places: str, what: str, says: str, instead: str, chosen: str, *, modules: int = 1) -> Conflict:
     return Conflict(where=f"{places}: {what}", says=says, instead=instead, chosen=chosen, modules=modules)
 
 

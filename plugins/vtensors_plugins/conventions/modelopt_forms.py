@@ -73,7 +73,12 @@ def _nvfp4(codes: str, scales: str, scalars: tuple[str, ...], bias: TensorForm) 
 
 
 def _fp8(
-    scheme: str, suffix: str, codes: str, scales: tuple[str, ...], algorithms: tuple[str, ...], bias: TensorForm
+    scheme: str,
+    suffix: str,
+    codes: str,
+    scales: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    bias: TensorForm,
 ) -> Form:
     return Form(
         scheme=scheme,
@@ -83,7 +88,9 @@ def _fp8(
         tensors=(
             TensorForm(suffix="weight", dtypes=("F8_E4M3",), shapes=(codes,), role="codes"),
             TensorForm(suffix=suffix, dtypes=FLOAT_DTYPES, shapes=scales, role="scale", sense="multiplies"),
-            _scalar("input_scale", "input_scale", (*PER_TENSOR, "[E]") if "E" in codes else PER_TENSOR, False),
+            _scalar(
+                "input_scale", "input_scale", (*PER_TENSOR, "[E]") if "E" in codes else PER_TENSOR, False
+            ),
             bias,
         ),
     )

@@ -50,12 +50,14 @@ def open_checkpoint(
         source, revision, download=download, refuse_stray="files" in switches.names("VT_STRICT")
     )
     configs = ConfigFiles(config=snapshot.read_json(CONFIG), hf_quant=snapshot.read_json(HF_QUANT))
+    claimants, warnings = read_declarations(configs, plugins, str(snapshot.provenance.source))
     return Checkpoint(
         snapshot=snapshot,
         configs=configs,
         plugins=plugins,
         switches=switches,
-        claimants=read_declarations(configs, plugins, str(snapshot.provenance.source)),
+        claimants=claimants,
+        declaring_warnings=warnings,
     )
 
 
@@ -68,6 +70,7 @@ class Checkpoint:
     plugins: Plugins
     switches: Switches
     claimants: tuple[Claimant, ...]
+    declaring_warnings: tuple[str, ...] = ()
 
     @property
     def provenance(self) -> Provenance:
@@ -152,6 +155,7 @@ class Checkpoint:
         declared = [c.declaration for c in self.claimants if c.declaration is not None]
         return (
             *self.snapshot.warnings,
+            *self.declaring_warnings,
             *self.claims.warnings,
             *(warning for d in declared for warning in d.warnings),
             *stale_entries(self.claimants, self.modules, self.plan),

@@ -13,11 +13,16 @@ from vtensors.tensors import TensorInfo
 
 @attrs.frozen(kw_only=True)
 class Claimant:
-    """A convention with the distribution that brings it and its reading of this checkpoint's configuration."""
+    """A convention, the plugin and distribution that bring it, and its reading of the configuration."""
 
     convention: Convention
+    plugin: str
     owner: str
     declaration: Declaration | None
+
+    def is_called(self, name: str) -> bool:
+        """Whether the user means this one: by its plugin, distribution or convention name."""
+        return name in (self.plugin, self.owner, self.convention.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +49,7 @@ def reasons_against(
     if fighters:
         yield (
             "claimed twice",
-            f"{', '.join(sorted(fighters))}; set VT_PREFER=<convention> or deny one with VT_PLUGINS=-<plugin>",
+            f"{', '.join(sorted(fighters))}; set VT_PREFER=<plugin> or deny one with VT_PLUGINS=-<plugin>",
         )
         return
     for claimant in claimants:

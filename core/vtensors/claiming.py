@@ -34,7 +34,7 @@ class Claims:
 def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, prefer: str = "") -> Claims:
     """Every group claimed once, or listed as unclaimed with reasons.
 
-    prefer: name of the convention or distribution that wins where two claim a tensor (`VT_PREFER`).
+    prefer: name of the plugin, distribution or convention that wins where two claim a tensor (`VT_PREFER`).
     A convention that raises, or returns something that is not a claim on the groups given, is left out
     with a warning; the others go on.
     """
@@ -102,13 +102,12 @@ def _stands(tensor: str, convention: str, owners: Mapping[str, str], contested: 
 
 
 def _winner(owners: Mapping[str, Claimant], prefer: str) -> str | None:
-    for name, claimant in owners.items():
-        others = set(owners) - {name}
-        if prefer and prefer in (name, claimant.owner):
-            return name
-        if others <= set(claimant.convention.overrides):
-            return name
-    return None
+    preferred = [name for name, claimant in owners.items() if prefer and claimant.is_called(prefer)]
+    if len(preferred) == 1:
+        return preferred[0]
+    return next(
+        (name for name, c in owners.items() if set(owners) - {name} <= set(c.convention.overrides)), None
+    )
 
 
 def _ask(claimant: Claimant, groups: Sequence[TensorGroup]) -> Iterable[Claim | Refusal]:

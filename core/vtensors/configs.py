@@ -84,7 +84,9 @@ class ConfigFiles:
             raise DeclarationError(
                 "quantization is not an object", file=HF_QUANT, seen=repr(values)[:80], accepted="an object"
             )
-        return QuantizationBlock(where=f"{HF_QUANT}: quantization", values=values)
+        # The writer puts its own name and version beside the object, not into it.
+        producer = {"producer": self.hf_quant["producer"]} if "producer" in self.hf_quant else {}
+        return QuantizationBlock(where=f"{HF_QUANT}: quantization", values={**producer, **values})
 
 
 def string_list(values: Mapping[str, Any], key: str, where: str) -> list[str]:

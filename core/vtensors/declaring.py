@@ -6,33 +6,65 @@ from collections.abc import Iterable, Sequence
 
 from vtensors.claim_reasons import Claimant
 from vtensors.configs import HF_QUANT, ConfigFiles
-from vtensors.errors import DeclarationError
+from vtensors.errors import DeclarationError, VtensorsError
 from vtensors.manager import Plugins
 from vtensors.matching import HEADS, nearest
-from vtensors.records import ModelPlan
+from vtensors.records import Declaration, ModelPlan
 
 
-def read_declarations(configs: ConfigFiles, plugins: Plugins, source: str) -> tuple[Claimant, ...]:
-    """Every convention with its declaration; a quantisation block that nobody understands is refused."""
-    claimants = tuple(
-        Claimant(convention=owned.record, owner=owned.distribution, declaration=owned.record.declare(configs))
-        for owned in plugins.registry.conventions.values()
-    )
+def read_declarations(
+    configs: ConfigFiles, plugins: Plugins, source: str
+) -> tuple[tuple[Claimant, ...], tuple[str, ...]]:
+    """Every convention with its declaration, and a warning per convention that failed.
+
+    Errors: DeclarationError of a convention that recognises the configuration and refuses it, and for a
+    quantisation block that no convention answers to.
+    """
+    claimants: list[Claimant] = []
+    warnings: list[str] = []
+    for owned in plugins.registry.conventions.values():
+        convention = owned.record
+        try:
+            declaration = convention.declare(configs)
+            if declaration is not None and not isinstance(declaration, Declaration):
+                raise TypeError(f"declare() returned {type(declaration).__name__}")
+        except VtensorsError:
+            raise
+        except Exception as problem:  # a broken plugin must not stop the others
+            warnings.append(
+                f"convention '{convention.name}' of plugin '{owned.plugin}' ({owned.distribution}) failed and was "
+                f"left out: {type(problem).__name__}: {problem}"
+            )
+            continue
+        claimants.append(
+            Claimant(
+                convention=convention,
+                plugin=owned.plugin,
+                owner=owned.distribution,
+                declaration=declaration,
+            )
+        )
+    _refuse_unknown_blocks(configs, claimants, source)
+    return tuple(claimants), tuple(warnings)
+
+
+def _refuse_unknown_blocks(configs: ConfigFiles, claimants: Sequence[Claimant], source: str) -> None:
     declared = [c for c in claimants if c.declaration is not None and c.declaration.summary]
-    blocks = configs.blocks()
-    if blocks and not declared:
-        methods = sorted(m for c in claimants for m in c.convention.quant_methods)
-        block = blocks[0]
+    methods = {method for c in claimants for method in c.convention.quant_methods}
+    anything = any(not c.convention.quant_methods for c in declared)
+    for block in configs.blocks():
+        method = block.quant_method
+        if declared and (method in (None, "") or method in methods or anything):
+            continue
         raise DeclarationError(
             "no convention understands this quantization_config",
             file=block.where,
             seen=f"quant_method {block.values.get('quant_method')!r}, keys {', '.join(sorted(block.values))}"
             f"; {HF_QUANT} {'present' if configs.hf_quant is not None else 'absent'}",
-            accepted=f"quant_method {', '.join(methods)}; registered conventions: "
+            accepted=f"quant_method {', '.join(sorted(methods))}; registered conventions: "
             + ", ".join(c.convention.name for c in claimants),
             fix=f"install a plugin that reads it, or write one: docs/writing-a-plugin.md ({source})",
         )
-    return claimants
 
 
 def stale_entries(

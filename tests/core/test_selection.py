@@ -42,9 +42,9 @@ def _raise(*_: object) -> Any:
 
 
 def test_the_cheapest_wins_and_names_break_ties() -> None:
-    kernels = [_kernel("slow", cost=2.0), _kernel("b", cost=1.0), _kernel("a", cost=1.0)]
+    kernels = [_kernel("Slow", cost=2.0), _kernel("b", cost=1.0), _kernel("a", cost=1.0)]
     assert select(CPU, kernels)[0].name == "a"
-    assert [kernel.name for kernel in rank(CPU, kernels[::-1]).candidates] == ["a", "b", "slow"]
+    assert [kernel.name for kernel in rank(CPU, kernels[::-1]).candidates] == ["a", "b", "Slow"]
 
 
 def test_each_rejected_kernel_keeps_its_reason_and_other_ops_are_not_listed() -> None:

@@ -29,16 +29,21 @@ def plan_decoder(config: DecoderConfig, module_names: Sequence[str]) -> ModelPla
     weights: dict[str, ExpectedWeight] = {}
     vocabulary = (config.vocab_size, config.hidden)
     weights["embed_tokens"] = ExpectedWeight(
-        module=f"{prefix}embed_tokens", shape=vocabulary, part="embeddings"
+        module=f"{prefix}embed_tokens", shape=vocabulary, part="embeddings", bias=False
     )
+    biased = _biased(config)
     for index, kind in enumerate(config.layers):
         for name, shape, part in _layer(config, kind):
             place = f"layers.{index}.{name}"
-            weights[place] = ExpectedWeight(module=prefix + place, shape=shape, part=part, layer=index)
-    weights["norm"] = ExpectedWeight(module=f"{prefix}norm", shape=(config.hidden,), part="norm")
+            weights[place] = ExpectedWeight(
+                module=prefix + place, shape=shape, part=part, layer=index, bias=name in biased
+            )
+    weights["norm"] = ExpectedWeight(module=f"{prefix}norm", shape=(config.hidden,), part="norm", bias=False)
     head = find_head(names)
     if head is not None or not config.tied:
-        weights["lm_head"] = ExpectedWeight(module=head or "lm_head", shape=vocabulary, part="lm_head")
+        weights["lm_head"] = ExpectedWeight(
+            module=head or "lm_head", shape=vocabulary, part="lm_head", bias=False
+        )
     return ModelPlan(
         weights=weights, waivers=waivers_for(module_names), notes=(_tied_note(head),) if config.tied else ()
     )
@@ -48,6 +53,13 @@ def _tied_note(head: str | None) -> str:
     if head is None:
         return "tie_word_embeddings: the head shares embed_tokens"
     return f"tie_word_embeddings is true, but the checkpoint holds '{head}': the file's head is used"
+
+
+def _biased(config: DecoderConfig) -> frozenset[str]:
+    """Names below the layer of the linears for which config.json announces a bias; nothing else has one."""
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention.bias else ()
+    mlp = ("gate_proj", "up_proj", "down_proj") if config.mlp_bias else ()
+    return frozenset((*(f"self_attn.{name}" for name in attention), *(f"mlp.{name}" for name in mlp)))
 
 
 def _layer(config: DecoderConfig, kind: str) -> Iterator[_Row]:

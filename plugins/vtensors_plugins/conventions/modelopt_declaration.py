@@ -213,6 +213,8 @@ def _between_files(found: list[_Source]) -> Iterator[Conflict]:
     main = found[0]
     for other in found[1:]:
         places = f"{main.block.where} and {other.block.where}"
+        if main.producer != other.producer and "modelopt" not in (main.producer, other.producer):
+            yield _conflict(places, "producer", other.producer, main.producer, "neither decides anything")
         if main.algorithm and other.algorithm and main.algorithm.lower() != other.algorithm.lower():
             yield _conflict(places, "quant_algo", other.algorithm, main.algorithm, main.algorithm)
         if (main.kv or "none").upper() != (other.kv or "none").upper():

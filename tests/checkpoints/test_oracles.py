@@ -49,9 +49,7 @@ def test_greedy_tokens_are_the_oracles_up_to_a_near_tie(case: Case) -> None:
     oracle = case.oracle
     steps = oracle["greedy"]
     llm = vtensors.LLM(case.path, device="cpu", dtype=torch.float32, activations="16bit")
-    params = vtensors.SamplingParams(
-        temperature=0.0, max_tokens=len(steps[0]["token_ids"]), ignore_eos=True
-    )
+    params = vtensors.SamplingParams(temperature=0.0, max_tokens=len(steps[0]["token_ids"]), ignore_eos=True)
     outputs = llm.generate([step["prompt_ids"] for step in steps], params)
     compared = 0
     for step, output in zip(steps, outputs, strict=True):

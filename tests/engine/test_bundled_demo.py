@@ -1,0 +1,91 @@
+"""The bundled checkpoint: the demo's tokens, the switches, the head, the FP8 cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import vtensors
+from vtensors_engine.bundled import bundled_checkpoint
+
+# The first 24 tokens of `vtensors generate` without arguments: temperature 0.8, seed 1611.
+DEMO_TOKENS = [
+    271,
+    261,
+    1037,
+    271,
+    392,
+    938,
+    414,
+    271,
+    434,
+    16,
+    201,
+    298,
+    1680,
+    488,
+    281,
+    390,
+    322,
+    392,
+    938,
+    261,
+    410,
+    271,
+    565,
+    68,
+]
+
+
+def _cli(*args: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", "vtensors", *args], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_generate_without_a_model_writes_the_same_verse_everywhere() -> None:
+    report = _cli("generate", "--device", "cpu", "--json", "--max-tokens", "24")
+    (completion,) = report["completions"]
+    assert completion["token_ids"] == DEMO_TOKENS
+    assert completion["text"].isprintable() or "\n" in completion["text"]
+    rows = {row["scheme"]: (row["declared"], row["executed"]) for row in report["executed"]}
+    assert rows["nvfp4"] == ("16bit", "16bit")
+    assert rows["fp8-tensor"] == ("fp8-static", "16bit")
+
+
+def test_the_switch_for_fp8_activations_runs_what_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(16)[None]
+    declared = vtensors.load_model(bundled_checkpoint(), device="cpu", activations="declared").logits(ids)
+    monkeypatch.setenv("VT_FP8_W8A8", "1")
+    switched = vtensors.load_model(bundled_checkpoint(), device="cpu")
+    assert torch.equal(switched.logits(ids), declared)
+    assert {row["executed"] for row in switched.executed_summary()} == {"16bit", "fp8-static"}
+
+
+def test_the_head_dequantised_at_load_gives_the_same_logits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = torch.arange(16)[None]
+    kept = vtensors.load_model(bundled_checkpoint(), device="cpu").logits(ids)
+    monkeypatch.setenv("VT_LMHEAD_QUANTIZED", "0")
+    with caplog.at_level(logging.WARNING, logger="vtensors"):
+        plain = vtensors.load_model(bundled_checkpoint(), device="cpu").logits(ids)
+    assert torch.allclose(kept, plain, rtol=1e-5, atol=1e-5)
+    assert "VT_LMHEAD_QUANTIZED=0" in caplog.text
+
+
+def test_an_fp8_cache_without_scales_says_so_and_stays_close(caplog: pytest.LogCaptureFixture) -> None:
+    ids = torch.arange(3, 40)[None]
+    exact = vtensors.load_model(bundled_checkpoint(), device="cpu").logits(ids)
+    assert "k_scale" not in caplog.text
+    with caplog.at_level(logging.WARNING, logger="vtensors"):
+        rounded = vtensors.load_model(bundled_checkpoint(), device="cpu", kv_cache_dtype="fp8").logits(ids)
+    assert caplog.text.count("no k_scale / v_scale; 1.0 is used") == 1
+    assert not torch.equal(exact, rounded)
+    assert (exact - rounded).abs().max() < 0.1 * exact.abs().max()

@@ -34,12 +34,13 @@ _WEIGHT_ROLES = {"global_divisor": "global_scale", "input_divisor": "input_scale
 
 
 def open_checkpoint(
-    source: str | Path, revision: str | None = None, *, download: bool = True, plugins: Plugins | None = None
+    source: str | Path, revision: str | None = None, *, download: bool = False, plugins: Plugins | None = None
 ) -> Checkpoint:
     """The checkpoint at a path, or of `repo[@revision]`, with its headers read and no weight byte.
 
-    revision: branch, tag or commit of a repository. download: False reads a repository that is not cached by
-    HTTP ranges, headers only; weights cannot be read then.
+    revision: branch, tag or commit of a repository.
+    download: whether to fetch a repository that is not cached; without it only its headers are read, by HTTP
+    ranges, and `read` refuses.
     plugins: the plugins to use (default: all that are enabled).
     Errors: CheckpointError, HubError and DeclarationError for what cannot be opened at all. Tensors that
     nobody reads are listed by `unclaimed` and refused by `check`.

@@ -63,7 +63,7 @@ class LLM:
     model: a directory, `repo[@revision]`, or a model that `load_model` returned.
     device: `cpu`, `cuda` or `cuda:<index>`; None is CUDA where torch has a device, else the CPU.
     dtype: what it computes in; None is float32 on the CPU, and the checkpoint's own dtype on CUDA.
-    activations: None, "16bit", "declared" or "fp4", as `load_model` takes it.
+    activations, kv_cache_dtype: as `load_model` takes them.
     max_sequences: most prompts in work at the same time; no result depends on it.
 
     Raises what `load_model` raises, and RequestError for arguments that cannot be served.
@@ -77,6 +77,7 @@ class LLM:
         dtype: torch.dtype | str | None = None,
         activations: str | None = None,
         *,
+        kv_cache_dtype: str = "auto",
         max_sequences: int = 32,
     ) -> None:
         if type(max_sequences) is not int or max_sequences < 1:
@@ -84,7 +85,7 @@ class LLM:
                 "max_sequences cannot be used", seen=repr(max_sequences), accepted="an integer >= 1"
             )
         if isinstance(model, str | PathLike):
-            self.model = _load(model, revision, device, dtype, activations)
+            self.model = _load(model, revision, device, dtype, activations, kv_cache_dtype)
         elif all(value is None for value in (revision, device, dtype, activations)):
             self.model = model
         else:
@@ -270,11 +271,17 @@ def _load(
     device: torch.device | str | None,
     dtype: torch.dtype | str | None,
     activations: str | None,
+    kv_cache_dtype: str,
 ) -> LoadedModel:
     # Imported here: an LLM over a loaded model needs nothing of the loader.
     from vtensors_engine.loading import load_model
 
     where = resolve_device(device)
     return load_model(
-        model, revision=revision, device=where, dtype=resolve_dtype(dtype, where), activations=activations
+        model,
+        revision=revision,
+        device=where,
+        dtype=resolve_dtype(dtype, where),
+        activations=activations,
+        kv_cache_dtype=kv_cache_dtype,
     )

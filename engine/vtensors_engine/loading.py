@@ -37,11 +37,13 @@ class LoadedModel:
     """A model that runs, with the checkpoint it came from.
 
     request: the activation precision asked for. kv_cache: `16bit` or `fp8`.
+    selected: which kernel each weight got, with its declared and executed activations, and why others lost.
     """
 
     checkpoint: Checkpoint
     request: ActivationRequest
     kv_cache: str
+    selected: tuple[Selected, ...]
     _model: Any
 
     @property
@@ -79,11 +81,6 @@ class LoadedModel:
     def device(self) -> torch.device:
         """Where it runs."""
         return torch.device(self._model.device)
-
-    @property
-    def selected(self) -> tuple[Selected, ...]:
-        """Which kernel each weight got, and why the others lost."""
-        return tuple(self._model.selected)
 
     def new_state(self) -> Any:
         """An empty state for one sequence: KV cache, convolution and delta-rule state."""
@@ -140,9 +137,8 @@ def load_model(
         )
     place = resolve_device(device)
     asked = resolve_dtype(dtype, place)
-    checkpoint = open_checkpoint(
-        source if not isinstance(source, PathLike) else str(source), revision, plugins=plugins
-    )
+    path = str(source) if isinstance(source, PathLike) else source
+    checkpoint = open_checkpoint(path, revision, download=True, plugins=plugins)
     request = checkpoint.activation_request(activations)
     architecture = _architecture(checkpoint)
     checkpoint.check()
@@ -161,12 +157,14 @@ def load_model(
         kv_quant=_kv_quant(checkpoint) if kv_cache_dtype == "fp8" else None,
     )
     model = getattr(import_module(module), function)(checkpoint.config, weights, options)
-    for record in model.selected:
+    selected = tuple(_as_declared(record, checkpoint) for record in model.selected)
+    for record in selected:
         checkpoint.plugins.selected(record)
     return LoadedModel(
         checkpoint=checkpoint,
         request=request,
         kv_cache="fp8" if kv_cache_dtype == "fp8" else "16bit",
+        selected=selected,
         model=model,
     )
 
@@ -227,6 +225,15 @@ def _read_weights(
         weights[name] = weight.to(device)
     checkpoint.plugins.progress(Progress(task="load", done=len(entries), total=len(entries), unit="tensors"))
     return weights, executed
+
+
+def _as_declared(record: Selected, checkpoint: Checkpoint) -> Selected:
+    """The builder's record under the checkpoint's module name, with what is declared of it."""
+    expected = checkpoint.plan.weights.get(record.module) if checkpoint.plan else None
+    module = checkpoint.modules.get(expected.module) if expected is not None else None
+    if module is None:
+        return record
+    return attrs.evolve(record, module=module.name, declared=module.declared)
 
 
 def _keeps_head(checkpoint: Checkpoint) -> bool:

@@ -7,6 +7,8 @@ Two codes share a byte: even k in the low nibble, odd k in the high one, as nvid
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -38,9 +40,15 @@ def decode(packed: Tensor) -> Tensor:
 
     packed: [..., K // 2] uint8, low nibble = even k. Code 8 gives -0.0.
     """
-    table = torch.tensor(_PAIRS, dtype=torch.float32, device=packed.device)
-    pairs = torch.nn.functional.embedding(packed.to(torch.int32), table)
+    pairs = torch.nn.functional.embedding(packed.to(torch.int32), _pair_table(packed.device))
     return pairs.flatten(-2)
+
+
+@lru_cache(maxsize=16)
+def _pair_table(device: torch.device) -> Tensor:
+    """float32 [256, 2] on the device, made once: a layer decodes its weight at every use."""
+    with torch.inference_mode(False):
+        return torch.tensor(_PAIRS, dtype=torch.float32, device=device)
 
 
 def decode_codes(codes: Tensor) -> Tensor:

@@ -113,7 +113,6 @@ def test_chat_goes_through_the_template(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["some/model"], "--prompt"),
         (["--revision", "v1"], "needs a MODEL"),
         (["--activations", "int4"], "16bit"),
         (["--max-tokens", "many"], "max-tokens"),

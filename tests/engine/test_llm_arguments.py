@@ -28,6 +28,7 @@ def test_a_path_is_loaded_with_the_resolved_device_and_dtype(monkeypatch: pytest
         "device": torch.device("cpu"),
         "dtype": torch.float32,
         "activations": "declared",
+        "kv_cache_dtype": "auto",
     }
     LLM("some/model", device="cpu", dtype="bfloat16")
     assert (seen["dtype"], seen["activations"]) == (torch.bfloat16, None)

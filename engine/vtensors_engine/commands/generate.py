@@ -61,6 +61,9 @@ class Work:
 @click.option(
     "--activations", type=click.Choice(["16bit", "declared", "fp4"]), help="Precision of activations."
 )
+@click.option(
+    "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="fp8 rounds K and V to E4M3."
+)
 @click.option("--revision", help="Branch, tag or commit of a repository.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def command(
@@ -78,13 +81,15 @@ def command(
     device: str | None,
     dtype: str | None,
     activations: str | None,
+    kv_cache_dtype: str,
     revision: str | None,
     as_json: bool,
 ) -> None:
-    """Complete text with MODEL: a directory or repo[@revision]. Without one, the bundled model is used."""
+    """Complete text with MODEL: a directory or repo[@revision]. Without one, the bundled model is used.
+
+    Without --prompt the demo's opening words are completed.
+    """
     demo = model is None
-    if not demo and not prompts:
-        raise click.UsageError("There is nothing to complete: give --prompt TEXT.")
     if demo and revision is not None:
         raise click.UsageError("--revision needs a MODEL.")
     if temperature is None:
@@ -105,6 +110,7 @@ def command(
         device=device,
         dtype=dtype,
         activations=activations,
+        kv_cache_dtype=kv_cache_dtype,
     )
     texts = prompts or (DEMO_PROMPT,)
     ids = [

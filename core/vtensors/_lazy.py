@@ -22,6 +22,7 @@ BUILTIN_PLUGINS: tuple[tuple[str, str], ...] = (
     ("qwen3", "vtensors_plugins.architectures.qwen3"),
     ("llama", "vtensors_plugins.architectures.llama"),
     ("reference", "vtensors_plugins.backends.reference"),
+    ("cuda", "vtensors_plugins.backends.cuda"),
     ("switches", "vtensors_plugins.switches"),
     ("commands", "vtensors_plugins.commands"),
     ("engine", "vtensors_engine.plugin"),

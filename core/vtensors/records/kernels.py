@@ -12,7 +12,7 @@ import attrs
 class KernelRequest:
     """What a layer asks for: the op, the weight's scheme, the activation mode and the device.
 
-    capability: (major, minor) of a CUDA device, None on a CPU.
+    capability: (major, minor) of a CUDA device, None on a CPU. dtype: of activations, such as `bfloat16`.
     """
 
     op: str
@@ -20,6 +20,7 @@ class KernelRequest:
     activations: str
     device: str
     capability: tuple[int, int] | None = None
+    dtype: str = "float32"
 
 
 @attrs.frozen(kw_only=True)

@@ -99,5 +99,10 @@ def _request(op: str, scheme: str, activations: str, options: BuildOptions) -> K
     device = torch.device(options.device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return KernelRequest(
-        op=op, scheme=scheme, activations=activations, device=str(device), capability=capability
+        op=op,
+        scheme=scheme,
+        activations=activations,
+        device=str(device),
+        capability=capability,
+        dtype=str(options.dtype).removeprefix("torch."),
     )

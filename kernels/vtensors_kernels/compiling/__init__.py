@@ -1,0 +1,1 @@
+"""From CUDA source to a launchable function: NVRTC, our own cubin cache, launches with attributes."""

@@ -1,0 +1,130 @@
+"""Launches of compiled functions through the driver: attributes, torch's current stream, prebuilt arguments.
+
+CuPy loads the image; cuda-bindings describes the launch, because only `cuLaunchKernelEx` sets launch attributes
+(programmatic dependent launch, clusters). The call itself goes to the driver's library through ctypes: the
+binding's own wrapper costs more than the driver. All of it works while torch captures a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+from typing import Any
+
+import attrs
+
+from vtensors.errors import VtensorsError
+
+
+class LaunchError(VtensorsError):
+    """The driver refused to load or launch a kernel."""
+
+
+@attrs.frozen(kw_only=True)
+class DeviceFunction:
+    """A loaded kernel. handle: CUfunction. module: keeps the image loaded."""
+
+    name: str
+    target: str
+    handle: Any
+    module: Any
+
+
+def load_function(image: bytes, name: str, target: str, *, shared_bytes: int = 0) -> DeviceFunction:
+    """The function of a cubin or PTX on the current device.
+
+    shared_bytes: dynamic shared memory that launches will ask for; above 48 KB the function must be told.
+    Errors: LaunchError naming function, target and the driver's word.
+    """
+    from cuda.bindings import driver
+    from cupy.cuda import function
+
+    module = function.Module()
+    try:
+        module.load(image)
+        handle = driver.CUfunction(module.get_function(name).ptr)
+    except Exception as problem:  # CuPy's driver error has no public base
+        raise LaunchError(f"{name} cannot be loaded: {problem}", seen=f"compiled for {target}") from problem
+    if shared_bytes > 48 << 10:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(driver.cuFuncSetAttribute(handle, attribute, shared_bytes), name)
+    return DeviceFunction(name=name, target=target, handle=handle, module=module)
+
+
+@attrs.define(kw_only=True)
+class Launch:
+    """A launch whose configuration and argument slots are built once.
+
+    arguments: number of kernel parameters, each at most 8 bytes. grid and block: three numbers each.
+    dependent: programmatic dependent launch (the kernel must wait for its predecessor itself).
+    """
+
+    function: DeviceFunction
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    arguments: int
+    shared_bytes: int = 0
+    dependent: bool = False
+    _config: Any = attrs.field(init=False)
+    _slots: Any = attrs.field(init=False)
+    _pointers: Any = attrs.field(init=False)
+    _address: int = attrs.field(init=False)
+    _stream: int = attrs.field(init=False, default=-1)
+    _launch: Any = attrs.field(init=False)
+    _where: tuple[int, int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._launch = _driver_launch()
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.block
+        config.sharedMemBytes = self.shared_bytes
+        if self.dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self._config = config
+        self._slots = (ctypes.c_uint64 * self.arguments)()
+        first = ctypes.addressof(self._slots)
+        self._pointers = (ctypes.c_void_p * self.arguments)(*(first + 8 * i for i in range(self.arguments)))
+        self._address = ctypes.addressof(self._pointers)
+        self._where = (config.getPtr(), int(self.function.handle))
+
+    def call(self, stream: int, *arguments: int) -> None:
+        """Launch on the stream (a CUstream as an integer).
+
+        arguments: one integer per kernel parameter: an address, an integer, or `float_bits` of a float; the
+        low bytes of each are the parameter (little-endian). Errors: LaunchError with the driver's word.
+        """
+        self._slots[:] = arguments
+        if stream != self._stream:
+            self._config.hStream = self._stream = stream
+        status = self._launch(*self._where, self._address, None)
+        if status:
+            from cuda.bindings import driver
+
+            _check((driver.CUresult(status),), self.function.name)
+
+
+@lru_cache(maxsize=1)
+def _driver_launch() -> Any:
+    """`cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void** parameters, void** extra)` of libcuda."""
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    launch.argtypes = [ctypes.c_void_p] * 4
+    launch.restype = ctypes.c_int
+    return launch
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32 argument as `Launch.call` takes them."""
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def _check(result: tuple[Any, ...], name: str) -> None:
+    if int(result[0]) != 0:
+        raise LaunchError(f"{name}: the driver says {result[0].name}", seen=f"CUresult {int(result[0])}")

@@ -1,0 +1,104 @@
+"""Linears on CUDA that widen a quantised weight to 16 bits, exactly, and leave the product to cuBLAS.
+
+The codes (times their block scales) are exact in bfloat16 and float16; what is left of the scale multiplies
+the float32 sums: a scalar as cuBLAS's alpha, one value per row after a float32 product. One scratch matrix per
+call, of at most 512 MiB, comes from torch's allocator: memory holds the weight as stored plus that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError
+from vtensors_formats import FP8Weight, NVFP4Weight
+from vtensors_kernels.dequantize_nvfp4 import DequantizeNVFP4
+
+LinearCall = Callable[[Tensor], Tensor]
+Part = Callable[[Tensor], Tensor]
+W = TypeVar("W", NVFP4Weight, FP8Weight)
+# The widened rows of one product: a layer of a 27B fits, a head of 248,320 rows is cut.
+SCRATCH_BYTES = 512 << 20
+HALVES = (torch.bfloat16, torch.float16)
+_KEEPS_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+
+
+def bind_nvfp4(weight: NVFP4Weight) -> LinearCall:
+    """call(x [M, K] bf16 or f16) -> [M, N]: e2m1 * block scale by kernel, global scale behind the sums."""
+
+    def part(rows: NVFP4Weight) -> Part:
+        makers = {
+            dtype: DequantizeNVFP4(rows.codes.contiguous(), rows.block_scale.contiguous(), dtype)
+            for dtype in HALVES
+        }
+        scale = rows.global_scale if rows.global_scale is not None else _inverse(rows.global_divisor)
+
+        def widen(dtype: torch.dtype) -> Tensor:
+            return makers[dtype](torch.empty(rows.shape, dtype=dtype, device=rows.device))
+
+        return _part(widen, scale)
+
+    return _linear(weight, part)
+
+
+def bind_fp8(weight: FP8Weight) -> LinearCall:
+    """call(x [M, K] bf16 or f16) -> [M, N] for a scale per tensor or per row; the codes are exact in 16 bits.
+
+    Raises RequestError for block scales, which do not factor out of the sums.
+    """
+    if weight.block is not None:
+        raise RequestError(
+            "block scales do not factor out", seen=weight.scheme, accepted="fp8-tensor, fp8-row"
+        )
+
+    def part(rows: FP8Weight) -> Part:
+        return _part(rows.codes.to, rows.scale_float32())
+
+    return _linear(weight, part)
+
+
+def _inverse(divisor: Tensor | None) -> Tensor:
+    """1 / divisor in float64, rounded once: within half an ULP of what dividing each sum would give."""
+    if divisor is None:
+        raise RequestError("an NVFP4 weight without a global scale")
+    return (1.0 / divisor.double()).float()
+
+
+def _part(widen: Callable[[torch.dtype], Tensor], scale: Tensor) -> Part:
+    """x -> x @ (widened rows).T * scale, rounded once to x's dtype."""
+    if scale.numel() == 1:
+        alpha = float(scale)
+        # beta = 0: the first argument is not read.
+        return lambda x: torch.addmm(x.new_empty(1), x, widen(x.dtype).t(), beta=0, alpha=alpha)
+    rows = scale.reshape(1, -1)
+    return lambda x: (_float32_product(x, widen(x.dtype)) * rows).to(x.dtype)
+
+
+def _linear(weight: W, part: Callable[[W], Part]) -> LinearCall:
+    step = max(1, SCRATCH_BYTES // (2 * weight.shape[1]))
+    starts = range(0, weight.shape[0], step)
+    parts = [part(weight.rows(start, min(start + step, weight.shape[0]))) for start in starts]
+    bias, pre_scale = weight.bias, weight.pre_scale
+
+    def call(x: Tensor) -> Tensor:
+        if x.dtype not in HALVES:
+            raise RequestError(
+                "this kernel computes in 16 bits", seen=str(x.dtype), accepted="bfloat16, float16"
+            )
+        if pre_scale is not None:
+            x = (x.float() * pre_scale.float()).to(x.dtype)
+        out = parts[0](x) if len(parts) == 1 else torch.cat([rows(x) for rows in parts], dim=-1)
+        return out if bias is None else (out.float() + bias.float()).to(x.dtype)
+
+    return call
+
+
+def _float32_product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix.T with the float32 sums kept: by cuBLAS from torch 2.8 on, else from widened operands."""
+    if _KEEPS_SUMS:
+        product: Tensor = torch.mm(x, matrix.t(), out_dtype=torch.float32)
+        return product
+    return x.float() @ matrix.t().float()

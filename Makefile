@@ -1,6 +1,7 @@
 # make demo   sets up .venv and generates text with the bundled checkpoint
 # make test   sets up .venv and runs the tests
 # make check  lint, format, types and generated documentation
+# make docs   rewrites the generated documentation
 # PYTHON chooses the interpreter, PIP_ARGS goes to every pip install, PYTEST_ARGS to pytest.
 
 PYTHON ?= python3
@@ -21,9 +22,11 @@ check: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/update_structure.py --check
+	$(BIN)/python docs/update_generated.py --check
 
 docs: .venv/test.stamp
 	$(BIN)/python docs/update_structure.py
+	$(BIN)/python docs/update_generated.py
 
 format: .venv/test.stamp
 	$(BIN)/ruff check --fix .

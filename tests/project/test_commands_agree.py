@@ -50,5 +50,10 @@ def test_without_make_ci_runs_the_same_lines() -> None:
 def test_the_pre_commit_hooks_need_no_remote_repository() -> None:
     config = (REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     assert re.findall(r"repo: (\S+)", config) == ["local"]
-    for tool in ("ruff check", "ruff format --check", "mypy", "python docs/update_structure.py --check"):
-        assert f"entry: .venv/bin/{tool}" in config
+    for line in _recipe("check"):
+        assert f"entry: {line.removesuffix(' .')}" in config
+
+
+def test_make_docs_rewrites_every_page_that_make_check_compares() -> None:
+    checked = [line.removesuffix(" --check") for line in _recipe("check") if " docs/" in line]
+    assert _recipe("docs") == checked

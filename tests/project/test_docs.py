@@ -14,17 +14,24 @@ from project.source_tree import REPOSITORY, source_files
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """docs/update_structure.py, imported from its path."""
-    spec = importlib.util.spec_from_file_location(
-        "update_structure", REPOSITORY / "docs" / "update_structure.py"
-    )
+def _script(name: str) -> ModuleType:
+    """A script of docs/, imported from its path."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return _script("update_structure")
+
+
+@pytest.fixture(scope="module")
+def generated() -> ModuleType:
+    return _script("update_generated")
 
 
 def test_structure_has_one_line_per_module_that_is_the_first_sentence_of_its_docstring(
@@ -65,6 +72,39 @@ def test_a_sentence_may_go_over_two_lines_and_ends_at_its_full_stop(
 def test_rewriting_replaces_only_what_is_between_the_markers(script: ModuleType) -> None:
     page = f"before\n{script.BEGIN}\n- stale\n{script.END}\nafter\n"
     assert script.updated(page, ["- new"]) == f"before\n{script.BEGIN}\n- new\n{script.END}\nafter\n"
+
+
+def test_what_a_command_prints_is_what_the_pages_say(
+    generated: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VT_PLUGINS", "-hf-fp8")  # what a user has set must not reach the pages
+    wanted = generated.wanted_pages()
+    assert set(wanted) == {"conventions.md", "environment.md", "python-api.md"}
+    for name, text in wanted.items():
+        assert (REPOSITORY / "docs" / name).read_text(encoding="utf-8") == text, "run make docs"
+
+
+def test_a_stale_page_is_named_by_check_and_rewritten_without_it(
+    generated: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {
+        "conventions": "# C\n\n## Activations\n\nwords\n\n| a |\n|---|\n\n1. note\n\n## Next\n",
+        "env": "env\n",
+    }
+    monkeypatch.setattr(generated, "printed", lambda arguments: texts[arguments[0]])
+    (tmp_path / "environment.md").write_text("env\n")
+    (tmp_path / "conventions.md").write_text("stale\n")
+    markers = "before\n<!-- from conventions.md: Activations -->\n{}<!-- end -->\nafter\n"
+    (tmp_path / "python-api.md").write_text(markers.format("| stale |\n"))
+    assert generated.main(["--check"], tmp_path) == 1
+    told = capsys.readouterr().err
+    assert "docs/conventions.md is out of date" in told
+    assert "docs/python-api.md is out of date" in told
+    assert "environment.md" not in told
+    assert generated.main([], tmp_path) == 0
+    assert (tmp_path / "conventions.md").read_text() == texts["conventions"]
+    assert (tmp_path / "python-api.md").read_text() == markers.format("| a |\n|---|\n\n1. note\n")
+    assert generated.main(["--check"], tmp_path) == 0
 
 
 def test_every_shape_letter_has_its_row() -> None:

@@ -54,7 +54,10 @@ def test_importing_vtensors_takes_under_300_ms() -> None:
     assert median(ours - bare for ours, bare in pairs) < 0.3
 
 
-@pytest.mark.parametrize("arguments", ["--help", "inspect --help", "plugins", "plugins --json", "env"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "inspect --help", "conventions", "conventions --markdown", "plugins", "plugins --json", "env"],
+)
 def test_a_command_that_reads_no_weight_does_not_import_torch(arguments: str) -> None:
     result = _python("-c", COMMAND, *arguments.split())
     assert result.returncode == 0, result.stderr

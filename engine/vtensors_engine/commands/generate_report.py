@@ -9,13 +9,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from vtensors_engine.llm import LoadedModel
 from vtensors_engine.outputs import Completion, Timing
-
-# The keys of a row of `executed_summary()`, as under `schemes` of `inspect --json`.
-EXECUTED_COLUMNS = ("scheme", "convention", "declared", "executed", "modules", "bytes")
+from vtensors_plugins.commands.schemes_table import schemes_table
 
 
 def speed_line(timing: Timing) -> str:
@@ -29,13 +26,9 @@ def speed_line(timing: Timing) -> str:
 
 
 def executed_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print declared and executed precision per group of modules to stdout."""
-    table = Table(title="declared and executed", title_justify="left")
-    for column in EXECUTED_COLUMNS:
-        table.add_column(column, justify="right" if column in ("modules", "bytes") else "left")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in EXECUTED_COLUMNS))
-    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+    """Print declared and executed precision per group of modules to stdout, as `inspect` does."""
+    console = Console(file=sys.stdout, markup=False, highlight=False)
+    console.print(schemes_table(rows, console.width), soft_wrap=True)
 
 
 def json_report(model: LoadedModel, completions: Sequence[Completion], timing: Timing) -> dict[str, Any]:
@@ -82,9 +75,3 @@ def _architecture(model: LoadedModel) -> str | None:
     if isinstance(names, list) and names:
         return str(names[0])
     return str(config["model_type"]) if "model_type" in config else None
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -12,6 +12,7 @@ from vtensors.activations import MODES
 from vtensors.checkpoint import Checkpoint, open_checkpoint
 from vtensors.errors import RequestError
 from vtensors.inspection import has_findings, inspection, module_report, unclaimed_reports
+from vtensors_plugins.commands.lock_option import lock_option
 
 
 @click.command("inspect")
@@ -21,6 +22,7 @@ from vtensors.inspection import has_findings, inspection, module_report, unclaim
 @click.option("--tree", is_flag=True, help="Also show every module, layer by layer.")
 @click.option("--module", "pattern", metavar="REGEX", help="Explain the modules whose name matches.")
 @click.option("--activations", type=click.Choice(MODES), help="Which precision `executed` shows.")
+@lock_option()
 @click.pass_context
 def command(
     context: click.Context,
@@ -30,12 +32,13 @@ def command(
     tree: bool,
     pattern: str | None,
     activations: str | None,
+    lock: str | None,
 ) -> None:
     """Show what is in SOURCE: a directory, a .safetensors file, or a repository `org/name[@revision]`.
 
     Exit 0: a load would accept it; 1: it would not; 2: it cannot be opened at all.
     """
-    checkpoint = open_checkpoint(source, revision, download=False)
+    checkpoint = open_checkpoint(source, revision, download=False, lock=lock)
     if pattern is not None:
         _explain(checkpoint, pattern, activations, as_json=as_json)
         return

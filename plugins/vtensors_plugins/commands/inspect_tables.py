@@ -1,4 +1,4 @@
-"""The tables that `inspect` and `generate` print."""
+"""What `inspect` prints for a person: the report, the tree of modules, one module explained."""
 
 from __future__ import annotations
 
@@ -8,92 +8,70 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.tree import Tree
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+from vtensors_plugins.commands.schemes_table import hanging, schemes_table, size
+
 _LAYER = re.compile(r"^(.*?layers\.\d+)\.(.+)$")
 _EXPERT = re.compile(r"^(.*experts)\.\d+\.(.+)$")
-
-
-def size(nbytes: int) -> str:
-    """Bytes in decimal units with three significant digits, for example `21.9 GB`."""
-    value, unit = float(nbytes), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.0f} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+_SHOWN_PROBLEMS = 20
+_COLORS = {"conflict": "yellow", "warning": "yellow", "refused": "red"}
 
 
 def print_report(report: dict[str, Any], console: Console | None = None) -> None:
     """The whole report: provenance, schemes, waived tensors, conflicts, warnings, problems."""
     console = console or Console(highlight=False)
     _print_provenance(report, console)
-    console.print(schemes_table(report["schemes"]))
+    console.print()
+    console.print(schemes_table(report["schemes"], console.width), markup=False, soft_wrap=True)
+    console.print()
     for row in report["waived"]:
-        console.print(
-            f"  waived  {row['tensors']:>6,} tensors  {size(row['bytes']):>8}  {escape(row['reason'])}"
-        )
+        counted = f"{row['tensors']:>7,} tensors  {size(row['bytes']):>7}"
+        _say(console, f"waived   {counted}  ", row["reason"])
     for row in report["conflicts"]:
         count = f" ({row['modules']:,} modules)" if row["modules"] > 1 else ""
-        console.print(f"[yellow]conflict[/]{count}  {escape(row['where'])}", soft_wrap=True)
-        console.print(
-            f"          says {escape(row['says'])}; found {escape(row['instead'])}\n"
-            f"          followed: {escape(row['chosen'])}",
-            soft_wrap=True,
-        )
+        _say(console, "conflict ", f"{row['where']}{count}")
+        _say(console, "         says      ", row["says"])
+        _say(console, "         against   ", row["instead"])
+        _say(console, "         followed  ", row["chosen"])
     for text in report["warnings"]:
-        console.print(f"[yellow]warning[/]  {escape(text)}", soft_wrap=True)
-    for text in report["problems"][:20]:
-        console.print(f"[red]refused[/]  {escape(text)}", soft_wrap=True)
-    hidden = len(report["problems"]) - 20
+        _say(console, "warning  ", text)
+    for text in report["problems"][:_SHOWN_PROBLEMS]:
+        _say(console, "refused  ", text)
+    hidden = len(report["problems"]) - _SHOWN_PROBLEMS
     if hidden > 0:
-        console.print(f"[red]refused[/]  and {hidden:,} more (see --json)")
+        _say(console, "refused  ", f"and {hidden:,} more (see --json)")
     if not report["problems"]:
         console.print("Every tensor is consumed or waived by name.")
 
 
+def _say(console: Console, head: str, text: str) -> None:
+    """The text behind its head, wrapped below itself; lines that the text already has stay lines."""
+    word = head.split(" ", 1)[0]
+    first, *rest = text.split("\n")
+    lines = [hanging(head, first, console.width)]
+    lines += [hanging(" " * len(head) + "  ", line.strip(), console.width) for line in rest]
+    shown = escape("\n".join(lines))
+    if word in _COLORS:
+        shown = f"[{_COLORS[word]}]{word}[/]{shown[len(word) :]}"
+    console.print(shown, soft_wrap=True)
+
+
 def _print_provenance(report: dict[str, Any], console: Console) -> None:
-    provenance = report["provenance"]
+    provenance, shards = report["provenance"], report["provenance"]["shards"]
     source = provenance.get("repo") or provenance["source"]
     commit = f" @ {provenance['commit']}" if provenance.get("commit") else ""
     console.print(f"[bold]{escape(str(source))}[/]{commit}", soft_wrap=True)
-    hashes = ", ".join(s["header_sha256"][:12] for s in provenance["shards"][:3])
-    more = " ..." if len(provenance["shards"]) > 3 else ""
     known = "" if report["plugin"] else " (no architecture plugin knows it)"
-    console.print(
-        f"{escape(report['architecture'])}{known}, {size(report['total_bytes'])} in {report['tensors']:,} tensors, "
-        f"{len(provenance['shards'])} shards (headers {hashes}{more})",
-        soft_wrap=True,
-    )
-    declared = "; ".join(report["declared"]) or "no quantisation declared"
-    kv = report["kv_cache"]["declared"]
-    cache = f"; KV cache declared {kv}, executed {report['kv_cache']['executed']}" if kv else ""
-    console.print(escape(f"declared: {declared}{cache}"), soft_wrap=True)
-
-
-def schemes_table(rows: Iterable[dict[str, Any]]) -> Table:
-    """Rows as `inspect --json` gives them under `schemes`."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("scheme")
-    table.add_column("convention")
-    table.add_column("activations\ndeclared")
-    table.add_column("\nexecuted")
-    table.add_column("modules", justify="right")
-    table.add_column("size", justify="right")
-    table.add_column("parts", overflow="fold")
-    for row in rows:
-        parts = ", ".join(f"{name} {count:,}" for name, count in row.get("parts", {}).items())
-        words = f" ({', '.join(row['algorithms'])})" if row.get("algorithms") else ""
-        table.add_row(
-            row["scheme"],
-            row["convention"] + words,
-            row["declared"],
-            row["executed"],
-            f"{row['modules']:,}",
-            size(row["bytes"]),
-            parts,
-        )
-    return table
+    files = "1 shard" if len(shards) == 1 else f"{len(shards):,} shards"
+    total = f"{size(report['total_bytes'])} in {report['tensors']:,} tensors, {files}"
+    _say(console, "  ", f"{report['architecture']}{known}, {total}")
+    _say(console, "  declared  ", "; ".join(report["declared"]) or "no quantization")
+    kv = report["kv_cache"]
+    if kv["declared"]:
+        _say(console, "  KV cache  ", f"declared {kv['declared']}, executed {kv['executed']}")
+    hashes = ", ".join(shard["header_sha256"][:12] for shard in shards[:3])
+    _say(console, "  headers   ", f"sha256 {hashes}{' ...' if len(shards) > 3 else ''}")
 
 
 def print_tree(modules: Iterable[dict[str, Any]], console: Console | None = None) -> None:

@@ -1,0 +1,206 @@
+"""A checkpoint pinned in a small file: commit, header hashes, sizes, configurations and every module's scheme.
+
+    lock = make_lock(vtensors.open_checkpoint("org/name"))
+    write_lock(lock, Path("vtensors.lock.json"))
+    vtensors.open_checkpoint("org/name", lock="vtensors.lock.json")     # LockError where anything moved
+
+What is unknown on either side is not compared: the commit and repository of a plain directory, and files that
+a repository opened by its headers alone does not fetch. Weights are not read; a commit pins them, headers and
+sizes do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vtensors.errors import LockError
+from vtensors.lock_file import LOCK_NAME, Lock, ModuleGroup, parse_lock, read_lock, write_lock
+from vtensors.module_facts import ModuleFacts, kv_scale_facts, module_facts
+from vtensors.plugin_candidates import own_version
+
+if TYPE_CHECKING:
+    from vtensors.checkpoint import Checkpoint
+    from vtensors.snapshot import Snapshot
+
+__all__ = [
+    "LOCK_NAME",
+    "Lock",
+    "ModuleGroup",
+    "check_lock",
+    "differences",
+    "make_lock",
+    "parse_lock",
+    "read_lock",
+    "write_lock",
+]
+
+# Everything beside the shards that changes what a model is or says.
+LOCKED_FILES = (
+    "config.json",
+    "hf_quant_config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+_NAMED_AT_MOST = 12
+
+
+def make_lock(checkpoint: Checkpoint) -> Lock:
+    """The lock of a checkpoint as it is now; no weight byte is read."""
+    provenance = checkpoint.provenance
+    facts = [
+        *module_facts(checkpoint).values(),
+        *kv_scale_facts(checkpoint.snapshot.tensors.values()).values(),
+    ]
+    return Lock(
+        source=provenance.repo or Path(provenance.source).name,
+        repo=provenance.repo,
+        revision=provenance.revision,
+        commit=provenance.commit,
+        shards=provenance.shards,
+        files=_file_hashes(checkpoint.snapshot),
+        modules=len(facts),
+        modules_sha256=_digest(facts),
+        groups=_groups(facts),
+        written_by=f"vtensors {own_version()}",
+    )
+
+
+def check_lock(checkpoint: Checkpoint, lock: Lock | str | Path) -> None:
+    """Raises LockError naming everything that moved since the lock was made. lock: a lock or its file."""
+    file = None if isinstance(lock, Lock) else str(lock)
+    locked = lock if isinstance(lock, Lock) else read_lock(Path(lock))
+    moved = tuple(differences(locked, make_lock(checkpoint)))
+    if not moved:
+        return
+    shown = [f"{len(moved)} differences", *moved[:_NAMED_AT_MOST]]
+    if len(moved) > _NAMED_AT_MOST:
+        shown.append(f"and {len(moved) - _NAMED_AT_MOST} more")
+    pinned = f"{locked.repo}@{locked.commit}" if locked.repo and locked.commit else "what was locked"
+    error = LockError(
+        "the checkpoint is not the one that was locked",
+        file=f"{checkpoint.provenance.source} (lock: {file or locked.source})",
+        seen="\n    ".join(shown),
+        fix=f"open {pinned}, or look at the change with `vtensors diff` and write the lock again",
+    )
+    error.moved = moved
+    raise error
+
+
+def differences(locked: Lock, now: Lock) -> Iterator[str]:
+    """One sentence for everything that moved from the locked state to the present one."""
+    for what, before, after in (
+        ("repository", locked.repo, now.repo),
+        ("commit", locked.commit, now.commit),
+    ):
+        if before is not None and after is not None and before != after:
+            yield f"{what}: {before} -> {after}"
+    yield from _moved_shards(locked, now)
+    for name, before in locked.files.items():
+        if name in now.files and now.files[name] != before:
+            after = now.files[name]
+            change = "gone" if after is None else "new" if before is None else "changed"
+            yield f"{name}: {change} ({_short(before)} -> {_short(after)})"
+    yield from _moved_modules(locked, now)
+
+
+def _moved_shards(locked: Lock, now: Lock) -> Iterator[str]:
+    before, after = ({shard.file: shard for shard in lock.shards} for lock in (locked, now))
+    for name in sorted({*before, *after}):
+        one, two = before.get(name), after.get(name)
+        if one is None or two is None:
+            yield f"{name}: {'new shard' if one is None else 'shard is gone'}"
+            continue
+        if one.header_sha256 != two.header_sha256:
+            yield f"{name}: header changed ({_short(one.header_sha256)} -> {_short(two.header_sha256)})"
+        if one.size != two.size:
+            yield f"{name}: size {one.size} -> {two.size} bytes"
+
+
+def _moved_modules(locked: Lock, now: Lock) -> Iterator[str]:
+    if locked.modules_sha256 == now.modules_sha256:
+        return
+    before, after = ({_kind(g): g.modules for g in lock.groups} for lock in (locked, now))
+    found = False
+    for pattern in dict.fromkeys(pattern for pattern, _ in (*before, *after)):
+        one = {kind: count for (name, kind), count in before.items() if name == pattern}
+        two = {kind: count for (name, kind), count in after.items() if name == pattern}
+        if one != two:
+            found = True
+            yield f"modules {pattern}: {_counted(one)} -> {_counted(two)}"
+    if not found:
+        yield "modules: the same kinds and counts under other names"
+    if locked.shards == now.shards and locked.written_by != now.written_by:
+        yield f"(the headers are the same; locked by {locked.written_by}, read by {now.written_by})"
+
+
+def _kind(group: ModuleGroup) -> tuple[str, str]:
+    words = [group.scheme, str(list(group.shape)) if group.shape else "", group.convention]
+    words += [group.declared, group.algorithm]
+    return group.pattern, " ".join(word for word in words if word)
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()) or "none"
+
+
+def _short(digest: str | None) -> str:
+    return "absent" if digest is None else digest[:12]
+
+
+# --- hashes -----------------------------------------------------------------------------------------------
+
+
+def _file_hashes(snapshot: Snapshot) -> dict[str, str | None]:
+    """SHA-256 of each file that can be known here, None where it does not exist."""
+    hashes: dict[str, str | None] = {}
+    for name in LOCKED_FILES:
+        if snapshot.root is None and name not in (snapshot.side_files or {}):
+            continue
+        data = snapshot.read_bytes(name)
+        hashes[name] = None if data is None else hashlib.sha256(data).hexdigest()
+    return hashes
+
+
+def _digest(facts: list[ModuleFacts]) -> str:
+    """SHA-256 over one JSON line per module, sorted by name and scheme."""
+    lines = sorted(
+        json.dumps(
+            [
+                f.name,
+                f.scheme,
+                f.convention,
+                list(f.shape),
+                f.declared,
+                f.algorithm,
+                f.stacking,
+                dict(f.tensors),
+            ]
+        )
+        for f in facts
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _groups(facts: list[ModuleFacts]) -> tuple[ModuleGroup, ...]:
+    counted: dict[tuple[str, str, str, tuple[int, ...], str, str], int] = {}
+    for f in facts:
+        key = (f.pattern, f.scheme, f.convention, f.shape, f.declared, f.algorithm)
+        counted[key] = counted.get(key, 0) + 1
+    return tuple(
+        ModuleGroup(
+            pattern=pattern,
+            scheme=scheme,
+            convention=convention,
+            shape=shape,
+            declared=declared,
+            algorithm=algorithm,
+            modules=count,
+        )
+        for (pattern, scheme, convention, shape, declared, algorithm), count in sorted(counted.items())
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 from vtensors.claim_reasons import Unclaimed
 from vtensors.claiming import Claims
+from vtensors.consistency import inconsistencies
 from vtensors.errors import ArchitectureError, ClaimError, VtensorsError
+from vtensors.grouping import Grouped
 from vtensors.matching import nearest
 from vtensors.modules import Module, is_quantized
 from vtensors.records import ExpectedWeight, ModelPlan
@@ -42,7 +44,7 @@ class Accounting:
 def account(
     modules: Mapping[str, Module],
     claims: Claims,
-    kv_scales: Mapping[str, Mapping[str, TensorInfo]],
+    grouped: Grouped,
     plan: ModelPlan | None,
     *,
     config_dtype: str | None,
@@ -73,17 +75,28 @@ def account(
                 waived.setdefault(reason, []).append(tensor)
         if not all(reasons.values()):
             left[name] = unclaimed
-    for owner in kv_scales.values():
-        for info in owner.values():
-            waived.setdefault(waive.reason(info.name) or KV_SCALES, []).append(info.name)
-
     used = {expected.module: (own, expected) for own, expected in (plan.weights if plan else {}).items()}
-    problems = list(_unclaimed_problems(left, declared_nothing))
+    attention = {name.rpartition(".")[0] for name, (_, wanted) in used.items() if wanted.part == "attention"}
+    stray: list[TensorInfo] = []
+    for owner, scales in grouped.kv_scales.items():
+        for info in scales.values():
+            reason = waive.reason(info.name)
+            if reason is None and plan is not None and owner not in attention:
+                stray.append(info)
+            else:
+                waived.setdefault(reason or KV_SCALES, []).append(info.name)
+
+    problems = [
+        *_unclaimed_problems(left, used, declared_nothing),
+        *_repeated((*grouped.duplicates, *claims.repeated)),
+    ]
     alive = {name: module for name, module in modules.items() if name not in waived_modules}
-    problems.extend(_mixed_halves(alive, config_dtype))
+    problems.extend(inconsistencies(alive, grouped.kv_scales, config_dtype))
     if plan is not None:
         problems.extend(_against_plan(alive, used, left))
-    unclaimed_names = tuple(info.name for u in left.values() for info in u.group.tensors.values())
+        problems.extend(_stray_kv_scale(info, attention) for info in stray)
+    nobodys = [info for u in left.values() for info in u.group.tensors.values()]
+    unclaimed_names = tuple(info.name for info in (*nobodys, *stray))
     return Accounting(
         waived={reason: tuple(names) for reason, names in waived.items()},
         waived_modules=waived_modules,
@@ -119,7 +132,11 @@ def _waived_roles(module: Module) -> Iterator[tuple[str, str]]:
 # --- problems ---------------------------------------------------------------------------------------------
 
 
-def _unclaimed_problems(left: Mapping[str, Unclaimed], declared_nothing: bool) -> Iterator[VtensorsError]:
+def _unclaimed_problems(
+    left: Mapping[str, Unclaimed],
+    used: Mapping[str, tuple[str, ExpectedWeight]],
+    declared_nothing: bool,
+) -> Iterator[VtensorsError]:
     for name, unclaimed in left.items():
         tensors = [info.name for info in unclaimed.group.tensors.values()]
         fits = next((c for c, reason in unclaimed.reasons if reason.startswith("would fit")), None)
@@ -132,6 +149,10 @@ def _unclaimed_problems(left: Mapping[str, Unclaimed], declared_nothing: bool) -
                 f"{count} modules look like {fits}, but no quantization_config was found in config.json and no "
                 "hf_quant_config.json: fetch the file that declares them"
             )
+        elif name in used and any(
+            _looks_packed(info.dtype, info.shape, used[name][1]) for info in unclaimed.group.tensors.values()
+        ):
+            fix = f"looks NVFP4-packed but no NVFP4 rule matched {name}; {fix}"
         yield ClaimError(
             f"no convention reads these tensors: {', '.join(tensors)}",
             tensor=name,
@@ -140,25 +161,27 @@ def _unclaimed_problems(left: Mapping[str, Unclaimed], declared_nothing: bool) -
         )
 
 
-def _mixed_halves(modules: Mapping[str, Module], config_dtype: str | None) -> Iterator[VtensorsError]:
-    """BF16 and F16 in one model: their bytes cannot be told apart, so one of them is a mistake."""
-    halves: dict[str, list[TensorInfo]] = {"BF16": [], "F16": []}
-    for module in modules.values():
-        for info in module.claim.roles.values():
-            if info.dtype in halves:
-                halves[info.dtype].append(info)
-    if not (halves["BF16"] and halves["F16"]):
-        return
-    wanted = config_dtype or max(halves, key=lambda dtype: len(halves[dtype]))
-    other = "F16" if wanted == "BF16" else "BF16"
-    info = halves[other][0]
-    yield ClaimError(
-        f"{other} beside {wanted}: {len(halves[other])} of the model's tensors",
+def _repeated(pairs: Sequence[tuple[str, str]]) -> Iterator[VtensorsError]:
+    for first, second in pairs:
+        yield ClaimError(
+            f"gives the same as '{first}'",
+            tensor=second,
+            seen=f"{first} and {second}",
+            accepted="one of them",
+            fix="remove one copy of the tensors from the checkpoint",
+        )
+
+
+def _stray_kv_scale(info: TensorInfo, attention: Iterable[str]) -> VtensorsError:
+    owner = info.name.rpartition(".")[0]
+    near = nearest(owner, attention)
+    return ArchitectureError(
+        "a KV-cache scale of no attention layer of the model",
         file=info.file,
         tensor=info.name,
         seen=info.describe(),
-        accepted=f"{wanted} as in config.json and the other tensors, or F32",
-        fix="one of the two dtypes is wrong: save the checkpoint anew in one 16-bit dtype",
+        accepted=f"scales of the model's attention layers{f', for example below {near!r}' if near else ''}",
+        fix="remove the tensor, or use the checkpoint that fits this config.json",
     )
 
 
@@ -190,10 +213,21 @@ def _explained(name: str, left: Mapping[str, Unclaimed]) -> bool:
     """Whether the module is missing because its tensors, or its stacked owner's, are unclaimed."""
     if name in left:
         return True
+    stacked = _stacked_name(name)
+    return bool(stacked) and (stacked in left or stacked.rpartition(".")[0] in left)
+
+
+def _stacked_name(name: str) -> str:
+    """The tensor of all experts that would hold the module, `` for a module that is not an expert's."""
     owner, _, rest = name.partition(".experts.")
     projection = rest.rpartition(".")[2]
     stacked = "gate_up_proj" if projection in ("gate_proj", "up_proj") else projection
-    return bool(rest) and (f"{owner}.experts.{stacked}" in left or f"{owner}.experts" in left)
+    return f"{owner}.experts.{stacked}" if rest else ""
+
+
+def _stacked_spelling(name: str) -> str:
+    stacked = _stacked_name(name)
+    return f", or all experts stacked as '{stacked}'" if stacked else ""
 
 
 def _missing(name: str, expected: ExpectedWeight, modules: Mapping[str, Module]) -> VtensorsError:
@@ -203,19 +237,20 @@ def _missing(name: str, expected: ExpectedWeight, modules: Mapping[str, Module])
         "a weight of the model is not in the checkpoint",
         tensor=name if is_bare else f"{name}.weight",
         seen=f"no such tensor{f'; the nearest module is {near!r}' if near else ''}",
-        accepted=f"shape {list(expected.shape)}",
+        accepted=f"shape {list(expected.shape)}{_stacked_spelling(name)}",
         fix="fetch the whole checkpoint: a shard or the tensor is missing",
     )
+
+
+def _looks_packed(dtype: str, shape: tuple[int, ...], expected: ExpectedWeight) -> bool:
+    """Whether it is a byte matrix of half the width that the model expects."""
+    return dtype == "U8" and len(shape) == 2 and (shape[0], 2 * shape[1]) == expected.shape
 
 
 def _misfit(module: Module, expected: ExpectedWeight) -> Iterator[VtensorsError]:
     codes = module.claim.roles["codes"]
     if module.shape != expected.shape:
-        packed = (
-            len(module.shape) == 2 == len(expected.shape)
-            and codes.dtype == "U8"
-            and module.shape[1] * 2 == expected.shape[1]
-        )
+        packed = _looks_packed(codes.dtype, module.shape, expected)
         yield ArchitectureError(
             "the shape does not fit config.json",
             file=codes.file,

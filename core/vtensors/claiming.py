@@ -24,11 +24,15 @@ _NO_FORM: tuple[Form, Mapping[str, int]] = (Form(scheme="", tensors=(), formula=
 
 @attrs.frozen(kw_only=True)
 class Claims:
-    """claims by module name; unclaimed by module name; warnings about conventions that failed."""
+    """claims by module name; unclaimed by module name; warnings about conventions that failed.
+
+    repeated: pairs of tensors on which two claims give one module.
+    """
 
     claims: Mapping[str, Claim]
     unclaimed: Mapping[str, Unclaimed]
     warnings: tuple[str, ...] = ()
+    repeated: tuple[tuple[str, str], ...] = ()
 
 
 def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, prefer: str = "") -> Claims:
@@ -56,7 +60,13 @@ def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, p
         answers[name] = [answer for answer in given if isinstance(answer, Claim)]
         refusals |= {(a.module, name): a.reason for a in given if isinstance(a, Refusal)}
 
-    claims, owners, contested = _settle(answers, {c.convention.name: c for c in claimants}, prefer)
+    standing, owners, contested = _settle(answers, {c.convention.name: c for c in claimants}, prefer)
+    claims: dict[str, Claim] = {}
+    repeated = []
+    for claim in standing:
+        first = claims.setdefault(claim.module, claim)
+        if first is not claim:
+            repeated.append((_codes_name(first), _codes_name(claim)))
     unclaimed = {}
     for group in groups:
         if all(info.name in owners and info.name not in contested for info in group.tensors.values()):
@@ -64,12 +74,16 @@ def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, p
         unclaimed[group.module] = Unclaimed(
             group=group, reasons=tuple(reasons_against(group, claimants, refusals, contested))
         )
-    return Claims(claims=claims, unclaimed=unclaimed, warnings=tuple(warnings))
+    return Claims(claims=claims, unclaimed=unclaimed, warnings=tuple(warnings), repeated=tuple(repeated))
+
+
+def _codes_name(claim: Claim) -> str:
+    return next(iter(claim.roles.values())).name
 
 
 def _settle(
     answers: Mapping[str, list[Claim]], claimants: Mapping[str, Claimant], prefer: str
-) -> tuple[dict[str, Claim], dict[str, str], dict[str, str]]:
+) -> tuple[list[Claim], dict[str, str], dict[str, str]]:
     """Claims that stand, tensor -> the convention that reads it, contested tensor -> who contests it."""
     owners: dict[str, str] = {}
     rivals: dict[str, list[str]] = {}
@@ -87,13 +101,13 @@ def _settle(
             contested[tensor] = " and ".join(f"'{name}' ({c.owner})" for name, c in fighters.items())
         else:
             owners[tensor] = winner
-    standing = {
-        claim.module: claim
+    standing = [
+        claim
         for convention, claims in answers.items()
         for claim in claims
         if not rivals
         or all(_stands(info.name, convention, owners, contested) for info in claim.roles.values())
-    }
+    ]
     return standing, owners, contested
 
 

@@ -75,6 +75,11 @@ class ConfigFiles:
                 )
         return tuple(found)
 
+    def only_text_is_declared(self) -> bool:
+        """Whether everything that declares a quantisation stands inside text_config."""
+        blocks = self.blocks()
+        return bool(blocks) and self.hf_quant is None and all(block.text_only for block in blocks)
+
     def hf_quantization(self) -> QuantizationBlock | None:
         """The `quantization` object of hf_quant_config.json, or None when the file is absent."""
         if self.hf_quant is None:

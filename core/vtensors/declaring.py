@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
 
 from vtensors.claim_reasons import Claimant
 from vtensors.configs import HF_QUANT, ConfigFiles
 from vtensors.errors import DeclarationError, VtensorsError
 from vtensors.manager import Plugins
 from vtensors.matching import HEADS, nearest
-from vtensors.records import Declaration, ModelPlan
+from vtensors.records import Declaration, DeclaredScheme, ModelPlan
+
+# What lies beside the text model in a wrapper: a component of the module's name.
+_OTHER_TOWERS = frozenset(
+    ("visual", "vision_tower", "vision_model", "audio_tower", "audio_model", "multi_modal_projector")
+)
 
 
 def read_declarations(
@@ -36,6 +43,8 @@ def read_declarations(
                 f"left out: {type(problem).__name__}: {problem}"
             )
             continue
+        if declaration is not None and configs.only_text_is_declared():
+            declaration = attrs.evolve(declaration, scheme_of=_TextOnly(declaration.scheme_of))
         claimants.append(
             Claimant(
                 convention=convention,
@@ -46,6 +55,17 @@ def read_declarations(
         )
     _refuse_unknown_blocks(configs, claimants, source)
     return tuple(claimants), tuple(warnings)
+
+
+@attrs.frozen
+class _TextOnly:
+    """A `scheme_of` that is silent about modules beside the text model."""
+
+    scheme_of: Callable[[str], DeclaredScheme | None]
+
+    def __call__(self, module: str) -> DeclaredScheme | None:
+        beside = not _OTHER_TOWERS.isdisjoint(module.split("."))
+        return None if beside else self.scheme_of(module)
 
 
 def _refuse_unknown_blocks(configs: ConfigFiles, claimants: Sequence[Claimant], source: str) -> None:

@@ -74,6 +74,8 @@ class FormMatch:
 _DIM = re.compile(
     r"(?:ceil\((?P<ceil_of>[A-Z]+)/(?P<ceil_by>[A-Z0-9]+)\)|(?P<name>[A-Z]+)(?:/(?P<by>\d+))?|(?P<number>\d+))$"
 )
+# `K/16`, but not the K of `ceil(K/128)`.
+_GROUPS = re.compile(r"(?<![A-Z(])([A-Z]+)/(\d+)")
 
 Solver = Callable[[int, dict[str, int]], bool]
 
@@ -169,12 +171,20 @@ def match_form(
             known = ", ".join(f"{name}={dims[name]}" for name in ("E", "N", "K") if name in dims)
             return (
                 f"wants '{info.name}' of shape {' or '.join(tensor.shapes)}"
-                f"{f' with {known}' if known else ''}, found {info.describe()}"
+                f"{f' with {known}' if known else ''}, found {info.describe()}{_indivisible(tensor.shapes, dims)}"
             )
         if tensor.role == "scale" and info.shape == (dims.get("E"),) == (dims.get("N"),):
             return f"cannot tell '{info.name}' {info.describe()} per expert from per row: E = N = {dims['N']}"
         roles[tensor.role] = info
     return FormMatch(form=form, dims=dims, roles=roles)
+
+
+def _indivisible(patterns: tuple[str, ...], dims: Mapping[str, int]) -> str:
+    """Which known dimension no writer can cut into the groups of a pattern, `` where all can be."""
+    for name, by in (found for pattern in patterns for found in _GROUPS.findall(pattern)):
+        if dims.get(name, 0) % int(by):
+            return f": {name} = {dims[name]} is not a multiple of {by}"
+    return ""
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,9 @@ _STACKED_SUFFIX = {
 _KV = re.compile(
     r"^(?P<owner>.*?)(?:\.(?:[qkv]_proj|qkv_proj|attn))?\.(?P<what>[qkv]_scale|kv_scale|[qkv]_zero_point|output_scale)$"
 )
+# The centre of an affine cache: nvidia-modelopt 0.47 export/quant_utils.py, [1, heads, 1, head_dim].
+_KV_BIAS = re.compile(r"^(?P<owner>.*)\.[kv]_proj\.(?P<what>[kv]_bias)$")
+_KV_SUFFIXES = ("_scale", "_zero_point", "k_bias", "v_bias")
 _ATTENTION_PROJECTION = re.compile(r"\.([qkv]_proj)\.output_scale$")
 
 
@@ -31,7 +34,7 @@ _ATTENTION_PROJECTION = re.compile(r"\.([qkv]_proj)\.output_scale$")
 class Grouped:
     """groups: by module. kv_scales: attention module -> {k, v, q or kv -> TensorInfo}.
 
-    duplicates: pairs of tensors that give one KV scale twice.
+    duplicates: pairs of tensors that give the same KV scale, or the same part of a module.
     """
 
     groups: tuple[TensorGroup, ...]
@@ -46,7 +49,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
     duplicates: list[tuple[str, str]] = []
     for info in tensors:
         module, _, suffix = info.name.rpartition(".")
-        if suffix.endswith(("_scale", "_zero_point")):
+        if suffix.endswith(_KV_SUFFIXES):
             owner = kv_owner(info.name)
             if owner is not None:
                 module, what = owner
@@ -56,7 +59,9 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
                 continue
         if module.endswith(".experts"):
             module, suffix = _stacked_name(module, suffix)
-        groups.setdefault(module, {})[suffix] = info
+        twin = groups.setdefault(module, {}).setdefault(suffix, info)
+        if twin is not info:
+            duplicates.append((twin.name, info.name))
     return Grouped(
         groups=tuple(TensorGroup(module=module, tensors=found) for module, found in groups.items()),
         kv_scales=kv_scales,
@@ -65,12 +70,12 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
 
 
 def kv_owner(name: str) -> tuple[str, str] | None:
-    """(attention module, `k` | `v` | `q` | `kv` | `k_zero_point` ...) of a KV-cache scale, or None.
+    """(attention module, `k` | `v` | `q` | `kv` | `k_zero_point` | `k_bias` ...) of a KV-cache scale, or None.
 
     Accepted names: `self_attn.k_scale`, `self_attn.k_proj.k_scale`, `self_attn.qkv_proj.k_scale`,
-    `self_attn.attn.k_scale`, `self_attn.k_proj.output_scale`, `self_attn.kv_scale`.
+    `self_attn.attn.k_scale`, `self_attn.k_proj.output_scale`, `self_attn.kv_scale`, `self_attn.k_proj.k_bias`.
     """
-    found = _KV.match(name)
+    found = _KV.match(name) or _KV_BIAS.match(name)
     if not found:
         return None
     what = found["what"]

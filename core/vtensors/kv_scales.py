@@ -27,10 +27,12 @@ def read_kv_scales(
     """attention module -> KvScales.
 
     One of the two alone serves both, noted. Zero, negative or NaN (the -1 of loaders that never filled it)
-    counts as absent: 1.0, noted. Errors: ClaimError for more than one value (per-head scales) or infinity.
+    counts as absent: 1.0, noted. Errors: ClaimError for more than one value (per-head scales), infinity, or
+    an affine cache (`k_bias`, `v_bias`), whose scales are for centred values.
     """
     found = {}
     for module, scales in owners.items():
+        _refuse_affine(scales)
         notes: list[str] = []
         values = {what: _value(info, source, notes) for what, info in scales.items() if len(what) <= 2}
         both = values.get("kv")
@@ -44,6 +46,19 @@ def read_kv_scales(
             continue
         found[module] = KvScales(k=k, v=v, notes=tuple(notes))
     return found
+
+
+def _refuse_affine(scales: Mapping[str, TensorInfo]) -> None:
+    for what, info in scales.items():
+        if what.endswith("_bias"):
+            raise ClaimError(
+                "an affine KV cache is not supported",
+                file=info.file,
+                tensor=info.name,
+                seen=info.describe(),
+                accepted="scales alone",
+                fix="keep the cache in 16 bits (kv_cache_dtype 'auto')",
+            )
 
 
 def _value(info: TensorInfo, source: TensorSource, notes: list[str]) -> float:

@@ -8,6 +8,8 @@ glob     ModelOpt: `a.b*` as a shell glob over the whole name, otherwise the exa
 exact_re compressed-tensors: `re:` then a regular expression anchored at the start only, otherwise the exact
          name. Class names such as `Linear` are told apart by `is_class_name`.
 suffix   transformers fine-grained FP8: exact name, a parent, or a dotted suffix.
+
+An entry that begins with `re:` is a regular expression in every list: no module's name begins so.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from vtensors.errors import DeclarationError
 
 DIALECTS = ("model.language_model.", "language_model.model.", "model.")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
+REGEX = "re:"
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -78,6 +81,8 @@ class Entry:
 
 def glob_entry(text: str, where: str) -> Entry:
     """A ModelOpt exclude entry: a shell glob when it has a wildcard, else exact name or parent."""
+    if text.startswith(REGEX):
+        return regex_entry(text, where)
     if any(mark in text for mark in "*?["):
         pattern = re.compile(fnmatch.translate(text))
         return Entry(text=text, where=where, exact=False, test=lambda name: pattern.match(name) is not None)
@@ -86,9 +91,9 @@ def glob_entry(text: str, where: str) -> Entry:
 
 def regex_entry(text: str, where: str) -> Entry:
     """A compressed-tensors entry: `re:` and a regular expression anchored at the start, else exact."""
-    if text.startswith("re:"):
+    if text.startswith(REGEX):
         try:
-            pattern = re.compile(text[3:])
+            pattern = re.compile(text.removeprefix(REGEX))
         except re.error as problem:
             raise DeclarationError(
                 f"not a regular expression: {problem}",
@@ -102,6 +107,8 @@ def regex_entry(text: str, where: str) -> Entry:
 
 def suffix_entry(text: str, where: str) -> Entry:
     """A transformers `modules_to_not_convert` entry: exact, a parent, or a dotted suffix."""
+    if text.startswith(REGEX):
+        return regex_entry(text, where)
     below, dotted = _same_or_below(text), "." + text
     return Entry(text=text, where=where, exact=True, test=lambda name: below(name) or name.endswith(dotted))
 

@@ -23,8 +23,6 @@ TWINS = {
     "U8": ("I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"),
     "F8_E4M3": ("U8", "I8", "F8_E5M2"),
 }
-_SCALES = re.compile(r"scale(_inv|_2)?$")
-_KV = re.compile(r"\.[kv]_scale$")
 # Kept as they are: the text model does not use them.
 _WAIVED = ("model.visual.", "mtp.")
 
@@ -122,7 +120,7 @@ def additions(stored: Stored) -> list[str]:
     anything under a waived prefix.
     """
     tensors = stored.tensors()
-    found: dict[str, None] = {"model.layers.0.mlp.adapter.weight": None, "extra": None, "lm_head.bias": None}
+    found: dict[str, None] = {"extra": None, "lm_head.bias": None, "adapter.weight": None}
     for name in tensors:
         owner, _, last = name.rpartition(".")
         if name.startswith(_WAIVED) or last in ("k_scale", "v_scale"):

@@ -85,8 +85,9 @@ DAMAGED = {
 }
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_fault_b59_each_kind_of_damaged_file_has_its_own_message(kind, tmp_path):
+def test_each_kind_of_damaged_file_has_its_own_message(kind, tmp_path):
     data, says = DAMAGED[kind]
     path = tmp_path / NAME
     path.write_bytes(data)
@@ -102,7 +103,8 @@ def test_fault_b59_each_kind_of_damaged_file_has_its_own_message(kind, tmp_path)
     assert not any(text in str(from_file.value) for text in others)
 
 
-def test_fault_b59_a_git_lfs_pointer_says_how_to_fetch_the_file():
+@pytest.mark.fault("B59")
+def test_a_git_lfs_pointer_says_how_to_fetch_the_file():
     with pytest.raises(CheckpointError, match="git lfs pull"):
         parse(LFS)
 
@@ -119,8 +121,9 @@ def test_a_header_of_more_than_the_format_allows_is_refused(tmp_path):
         header_length(NAME, (MAX_HEADER_BYTES + 1).to_bytes(8, "little"), 2**40)
 
 
+@pytest.mark.fault("B60")
 @pytest.mark.parametrize("length", range(99_992, 100_009))
-def test_fault_b60_a_header_that_ends_at_a_read_boundary_is_read_whole(length, tmp_path):
+def test_a_header_that_ends_at_a_read_boundary_is_read_whole(length, tmp_path):
     blob = json.dumps({"a": entry()}).encode().ljust(length)
     path = tmp_path / NAME
     path.write_bytes(header_bytes(blob) + bytes(4))
@@ -129,7 +132,8 @@ def test_fault_b60_a_header_that_ends_at_a_read_boundary_is_read_whole(length, t
     assert header.tensors[0].begin == 8 + length
 
 
-def test_fault_b60_a_header_of_ten_megabytes_and_120000_tensors_is_read(tmp_path):
+@pytest.mark.fault("B60")
+def test_a_header_of_ten_megabytes_and_120000_tensors_is_read(tmp_path):
     names = (f"model.layers.{n}.mlp.experts.0.down_proj.weight" for n in range(120_000))
     path = tmp_path / NAME
     path.write_bytes(
@@ -144,7 +148,8 @@ def test_fault_b60_a_header_of_ten_megabytes_and_120000_tensors_is_read(tmp_path
     assert len(header.tensors) == 120_000
 
 
-def test_fault_b61_new_dtypes_are_read_and_an_unknown_one_is_kept_as_written():
+@pytest.mark.fault("B61")
+def test_new_dtypes_are_read_and_an_unknown_one_is_kept_as_written():
     header = parse(
         safetensors_bytes(
             {

@@ -71,7 +71,8 @@ def test_a_branch_a_pull_request_and_a_commit_can_be_asked_for(cache, named):
         assert snapshot.read_json("config.json") == {"commit": commit}
 
 
-def test_fault_b70_a_config_only_snapshot_behind_main_is_an_error_that_lists_the_cache(cache):
+@pytest.mark.fault("B70")
+def test_a_config_only_snapshot_behind_main_is_an_error_that_lists_the_cache(cache):
     add_snapshot(cache, A)
     add_snapshot(cache, B, weights=False, ref="main")
     message = refusal("org/name")
@@ -82,7 +83,8 @@ def test_fault_b70_a_config_only_snapshot_behind_main_is_an_error_that_lists_the
     assert open_source("org/name", A).provenance.commit == A
 
 
-def test_fault_b70_a_dangling_ref_is_an_error_that_lists_the_cache(cache):
+@pytest.mark.fault("B70")
+def test_a_dangling_ref_is_an_error_that_lists_the_cache(cache):
     add_snapshot(cache, A, ref="main")
     (repo_folder(cache, "org/name") / "refs" / "main").write_text(C)
     message = refusal("org/name")
@@ -90,7 +92,8 @@ def test_fault_b70_a_dangling_ref_is_an_error_that_lists_the_cache(cache):
     assert f"snapshot {A}" in message
 
 
-def test_fault_b70_shards_of_another_snapshot_never_fill_in(cache):
+@pytest.mark.fault("B70")
+def test_shards_of_another_snapshot_never_fill_in(cache):
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     full, part = add_snapshot(cache, A, weights=False), add_snapshot(cache, B, weights=False, ref="main")
     for folder in (full, part):
@@ -102,7 +105,8 @@ def test_fault_b70_shards_of_another_snapshot_never_fill_in(cache):
     assert "2 shards" in message
 
 
-def test_fault_b71_a_cache_without_its_blobs_names_the_broken_links(cache):
+@pytest.mark.fault("B71")
+def test_a_cache_without_its_blobs_names_the_broken_links(cache):
     add_snapshot(cache, A, ref="main")
     (repo_folder(cache, "org/name") / "blobs" / A).unlink()
     message = refusal("org/name")

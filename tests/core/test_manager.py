@@ -38,10 +38,11 @@ def test_records_are_collected_with_their_owner() -> None:
     assert status.load_ms >= 0
 
 
+@pytest.mark.fault("B99")
 @pytest.mark.parametrize(
     "error", [ImportError("no module named torchx"), ValueError("boom"), SystemExit(3), SyntaxError("bad")]
 )
-def test_b99_a_plugin_that_raises_at_import_is_named_and_harms_no_other(
+def test_a_plugin_that_raises_at_import_is_named_and_harms_no_other(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -53,7 +54,8 @@ def test_b99_a_plugin_that_raises_at_import_is_named_and_harms_no_other(
     assert str(error) in caplog.text
 
 
-def test_b99_nothing_half_done_stays_of_a_plugin_whose_registration_fails() -> None:
+@pytest.mark.fault("B99")
+def test_nothing_half_done_stays_of_a_plugin_whose_registration_fails() -> None:
     def vtensors_progress(event: Progress, volume: int) -> None:
         raise AssertionError("must never be called")
 

@@ -29,7 +29,8 @@ def test_entry_points_are_found_with_their_distribution(
     assert (found["acme"].distribution, found["acme"].version) == ("acme", "3.1")
 
 
-def test_b99_damaged_metadata_of_another_distribution_hides_no_plugin(
+@pytest.mark.fault("B99")
+def test_damaged_metadata_of_another_distribution_hides_no_plugin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_distribution(tmp_path, "acme", "[vtensors]\nacme = acme_plugin\n")

@@ -107,13 +107,15 @@ def test_weights_and_other_files_of_a_header_only_snapshot_are_refused(hub, larg
         snapshot.read_bytes("tokenizer.json")
 
 
+@pytest.mark.fault("B60")
 @pytest.mark.parametrize("length", range(FIRST_READ_BYTES - 10, FIRST_READ_BYTES + 3))
-def test_fault_b60_a_remote_header_at_the_border_of_the_first_read_is_read_whole(hub, length):
+def test_a_remote_header_at_the_border_of_the_first_read_is_read_whole(hub, length):
     blob = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'.ljust(length)
     (hub.root / "model.safetensors").write_bytes(header_bytes(blob) + bytes(4))
     assert open_source("org/name").shards["model.safetensors"].header_bytes == length + 8
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -123,7 +125,7 @@ def test_fault_b60_a_remote_header_at_the_border_of_the_first_read_is_read_whole
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False])
-def test_fault_b59_damaged_remote_files_get_the_messages_of_local_ones(hub, data, says, ranges):
+def test_damaged_remote_files_get_the_messages_of_local_ones(hub, data, says, ranges):
     hub.ranges = ranges
     (hub.root / "model.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=says):

@@ -6,6 +6,7 @@ import itertools
 from types import ModuleType
 
 import attrs
+import pytest
 
 from fake_plugins import candidate, convention, conventions, discover, module, schemes, status_of
 from vtensors.manager import Plugins
@@ -22,7 +23,8 @@ def in_every_order(*candidates: Candidate, **environ: str) -> list[Plugins]:
     return [discover(*order, **environ) for order in itertools.permutations(candidates)]
 
 
-def test_b101_a_third_party_that_repeats_a_builtin_name_is_refused_naming_both() -> None:
+@pytest.mark.fault("B101")
+def test_a_third_party_that_repeats_a_builtin_name_is_refused_naming_both() -> None:
     own = builtin("own", module("own", schemes("nvfp4")))
     theirs = candidate("acme", module("acme", schemes("nvfp4", "int4")))
     for plugins in in_every_order(own, theirs, GOOD):
@@ -35,7 +37,8 @@ def test_b101_a_third_party_that_repeats_a_builtin_name_is_refused_naming_both()
         assert status_of(plugins, "good").state == "active"
 
 
-def test_b101_two_third_parties_of_one_name_are_both_refused_in_every_order() -> None:
+@pytest.mark.fault("B101")
+def test_two_third_parties_of_one_name_are_both_refused_in_every_order() -> None:
     a = candidate("a", module("a", schemes("int4")))
     b = candidate("b", module("b", schemes("int4")))
     for plugins in in_every_order(a, b, GOOD):
@@ -44,7 +47,8 @@ def test_b101_two_third_parties_of_one_name_are_both_refused_in_every_order() ->
         assert set(plugins.registry.schemes) == {"int8"}
 
 
-def test_b101_the_preferred_plugin_wins_and_the_other_keeps_its_other_records() -> None:
+@pytest.mark.fault("B101")
+def test_the_preferred_plugin_wins_and_the_other_keeps_its_other_records() -> None:
     own = builtin("own", module("own", schemes("nvfp4", "bf16")))
     theirs = candidate("acme", module("acme", schemes("nvfp4")))
     cases = (("acme", "acme", "own"), ("acme-dist", "acme", "own"), ("own", "own", "acme"))
@@ -56,7 +60,8 @@ def test_b101_the_preferred_plugin_wins_and_the_other_keeps_its_other_records() 
             assert status_of(plugins, loser).shadowed == (f"scheme 'nvfp4' (replaced by '{winner}')",)
 
 
-def test_b101_a_convention_that_declares_that_it_overrides_replaces_the_builtin() -> None:
+@pytest.mark.fault("B101")
+def test_a_convention_that_declares_that_it_overrides_replaces_the_builtin() -> None:
     own = builtin("own", module("own", conventions(convention("modelopt"), convention("plain"))))
     theirs = candidate("acme", module("acme", conventions(convention("modelopt", overrides=("modelopt",)))))
     for plugins in in_every_order(own, theirs):
@@ -65,13 +70,15 @@ def test_b101_a_convention_that_declares_that_it_overrides_replaces_the_builtin(
         assert plugins.quarantined == ()
 
 
-def test_b101_an_override_of_another_name_does_not_help() -> None:
+@pytest.mark.fault("B101")
+def test_an_override_of_another_name_does_not_help() -> None:
     own = builtin("own", module("own", conventions(convention("modelopt"))))
     theirs = candidate("acme", module("acme", conventions(convention("modelopt", overrides=("plain",)))))
     assert [status.name for status in discover(own, theirs).quarantined] == ["acme"]
 
 
-def test_b101_two_that_override_the_same_builtin_both_go_and_the_builtin_stays() -> None:
+@pytest.mark.fault("B101")
+def test_two_that_override_the_same_builtin_both_go_and_the_builtin_stays() -> None:
     own = builtin("own", module("own", conventions(convention("modelopt"))))
     record = convention("modelopt", overrides=("modelopt",))
     a, b = (candidate(name, module(name, conventions(record))) for name in "ab")
@@ -85,7 +92,8 @@ def test_one_name_of_two_kinds_is_no_repeat() -> None:
     assert discover(candidate("acme", module("acme", both))).quarantined == ()
 
 
-def test_b101_a_plugin_name_used_twice_is_refused_naming_both_distributions() -> None:
+@pytest.mark.fault("B101")
+def test_a_plugin_name_used_twice_is_refused_naming_both_distributions() -> None:
     first = candidate("twin", module("twin"), distribution="north")
     second = candidate("twin", module("twin"), distribution="south")
     plugins = discover(first, second, GOOD)

@@ -50,7 +50,8 @@ def test_an_indexed_checkpoint_gives_all_tensors_and_its_provenance(sharded):
     }
 
 
-def test_fault_b56_an_indexed_file_that_is_missing_is_an_incomplete_download(sharded):
+@pytest.mark.fault("B56")
+def test_an_indexed_file_that_is_missing_is_an_incomplete_download(sharded):
     (sharded / TWO).unlink()
     message = refusal(sharded)
     assert TWO in message
@@ -58,7 +59,8 @@ def test_fault_b56_an_indexed_file_that_is_missing_is_an_incomplete_download(sha
     assert "incomplete download" in message
 
 
-def test_fault_b58_stray_weight_files_beside_the_indexed_shards_are_listed_and_not_read(sharded):
+@pytest.mark.fault("B58")
+def test_stray_weight_files_beside_the_indexed_shards_are_listed_and_not_read(sharded):
     write_safetensors(sharded / "model.safetensors", {"a": ("F32", (1,), bytes(4))})
     (sharded / "consolidated.safetensors").write_bytes(b"not even a header")
     snapshot = opened(sharded)
@@ -69,7 +71,8 @@ def test_fault_b58_stray_weight_files_beside_the_indexed_shards_are_listed_and_n
     assert "model.safetensors" in refusal(sharded, refuse_stray=True)
 
 
-def test_fault_b58_several_files_without_an_index_are_refused_naming_them(tmp_path):
+@pytest.mark.fault("B58")
+def test_several_files_without_an_index_are_refused_naming_them(tmp_path):
     write_safetensors(tmp_path / ONE, {"a": BYTE})
     write_safetensors(tmp_path / TWO, {"b": BYTE})
     message = refusal(tmp_path)
@@ -205,7 +208,8 @@ def test_links_into_the_blobs_of_another_repository_are_refused(tmp_path):
     )
 
 
-def test_fault_b71_a_broken_link_names_its_target_and_the_way_out(tmp_path):
+@pytest.mark.fault("B71")
+def test_a_broken_link_names_its_target_and_the_way_out(tmp_path):
     folder = cached(tmp_path, "../../blobs/abc")
     message = refusal(folder)
     assert "model.safetensors is a broken link to ../../blobs/abc" in message
@@ -215,7 +219,8 @@ def test_fault_b71_a_broken_link_names_its_target_and_the_way_out(tmp_path):
     assert "model.safetensors.index.json is a broken link" in refusal(folder)
 
 
-def test_fault_b71_a_broken_config_link_is_not_taken_for_a_missing_config(tmp_path):
+@pytest.mark.fault("B71")
+def test_a_broken_config_link_is_not_taken_for_a_missing_config(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", {"a": BYTE})
     (tmp_path / "config.json").symlink_to("../../blobs/def")
     snapshot = opened(tmp_path)

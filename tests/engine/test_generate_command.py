@@ -18,6 +18,7 @@ from vtensors_engine import bundled, plugin
 from vtensors_engine.commands import generate
 from vtensors_engine.llm import LLM
 from vtensors_engine.sampling import SamplingParams
+from vtensors_plugins.commands.schemes_table import schemes_table
 
 Run = Callable[..., Result]
 
@@ -71,8 +72,9 @@ def test_speed_and_the_executed_table_follow_the_text(run: Run) -> None:
     speed = next(line for line in shown.splitlines() if "tokens/s" in line)
     assert "prefill" in speed
     assert "decode" in speed
-    table = shown[shown.index(speed) :]
-    for word in ("scheme", "convention", "declared", "executed", "modules", "bytes", "nvfp4", "1,234,567"):
+    table = shown[shown.index(speed) + len(speed) :].strip("\n")
+    assert table == schemes_table(FakeModel().executed_summary(), 80)
+    for word in ("scheme", "convention", "declared", "executed", "modules", "size", "nvfp4", "1.23 MB"):
         assert word in table
 
 

@@ -29,9 +29,11 @@ def test_a_path_is_loaded_with_the_resolved_device_and_dtype(monkeypatch: pytest
         "dtype": torch.float32,
         "activations": "declared",
         "kv_cache_dtype": "auto",
+        "lock": None,
     }
-    LLM("some/model", device="cpu", dtype="bfloat16")
+    LLM("some/model", device="cpu", dtype="bfloat16", lock="a.lock.json")
     assert (seen["dtype"], seen["activations"]) == (torch.bfloat16, None)
+    assert seen["lock"] == "a.lock.json"
 
 
 def test_a_loaded_model_takes_no_loading_arguments() -> None:

@@ -22,9 +22,10 @@ def _plan(config: dict[str, Any], names: list[str]) -> ModelPlan:
     return plan
 
 
+@pytest.mark.fault("B55")
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_b55_every_known_prefix_leads_to_the_same_weights(family: str, prefix: str) -> None:
+def test_every_known_prefix_leads_to_the_same_weights(family: str, prefix: str) -> None:
     config = tiny_config(family)
     names = tiny_names(config, prefix)
     plan = _plan(config, names)
@@ -33,7 +34,8 @@ def test_b55_every_known_prefix_leads_to_the_same_weights(family: str, prefix: s
     assert plan.weights["lm_head"].module == "lm_head"
 
 
-def test_b55_a_repeated_wrapper_prefix_is_refused_with_the_known_ones() -> None:
+@pytest.mark.fault("B55")
+def test_a_repeated_wrapper_prefix_is_refused_with_the_known_ones() -> None:
     config = tiny_config("qwen3_5")
     names = tiny_names(config, "model.language_model.language_model.")
     with pytest.raises(
@@ -43,7 +45,8 @@ def test_b55_a_repeated_wrapper_prefix_is_refused_with_the_known_ones() -> None:
     assert all(repr(prefix) in str(caught.value) for prefix in PREFIXES)
 
 
-def test_b55_two_prefixes_for_the_same_weights_are_refused() -> None:
+@pytest.mark.fault("B55")
+def test_two_prefixes_for_the_same_weights_are_refused() -> None:
     config = tiny_config("qwen3_5")
     with pytest.raises(ArchitectureError, match="two prefixes give the same weights"):
         _plan(config, [*tiny_names(config), "model.language_model.layers.0.mlp.up_proj"])
@@ -163,9 +166,8 @@ def test_a_nested_text_config_is_read_like_a_flat_one() -> None:
         ("llama", "attention_bias", "yes"),
     ],
 )
-def test_b52_a_variant_that_is_not_supported_is_refused_by_name(
-    family: str, field: str, value: object
-) -> None:
+@pytest.mark.fault("B52")
+def test_a_variant_that_is_not_supported_is_refused_by_name(family: str, field: str, value: object) -> None:
     with pytest.raises(ArchitectureError, match=f"{field} is not supported"):
         _plan(tiny_config(family, **{field: value}), [])
 
@@ -177,21 +179,24 @@ def test_layer_types_must_be_known_and_as_many_as_layers() -> None:
         _plan(tiny_config("qwen3_5", layer_types=["linear_attention"]), [])
 
 
-def test_b53_a_tied_head_that_is_absent_shares_the_embeddings_and_says_so() -> None:
+@pytest.mark.fault("B53")
+def test_a_tied_head_that_is_absent_shares_the_embeddings_and_says_so() -> None:
     config = tiny_config("qwen3", tie_word_embeddings=True)
     plan = _plan(config, tiny_names(config, head=None))
     assert "lm_head" not in plan.weights
     assert plan.notes == ("tie_word_embeddings: the head shares embed_tokens",)
 
 
-def test_b53_a_tied_head_in_the_file_is_used_and_said_so() -> None:
+@pytest.mark.fault("B53")
+def test_a_tied_head_in_the_file_is_used_and_said_so() -> None:
     config = tiny_config("qwen3", tie_word_embeddings=True)
     plan = _plan(config, tiny_names(config))
     assert plan.weights["lm_head"].module == "lm_head"
     assert "the file's head is used" in plan.notes[0]
 
 
-def test_b53_an_untied_head_is_required() -> None:
+@pytest.mark.fault("B53")
+def test_an_untied_head_is_required() -> None:
     config = tiny_config("qwen3")
     plan = _plan(config, tiny_names(config, head=None))
     assert plan.weights["lm_head"].required

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vtensors import records
 from vtensors.errors import ArchitectureError
+from vtensors_formats import PlainWeight
 from vtensors_formats.weight import Weight
 from vtensors_kernels.reference.rope import rope_angles
 from vtensors_plugins.architectures.build import BuildOptions, EmbeddingCall, LinearCall, Parts
@@ -19,7 +20,7 @@ from vtensors_plugins.architectures.models.attention import Attention, build_att
 from vtensors_plugins.architectures.models.gated_delta_net import GatedDeltaNet, build_gated_delta_net
 from vtensors_plugins.architectures.models.mlp import Mlp, build_mlp
 from vtensors_plugins.architectures.models.moe import Moe, build_moe
-from vtensors_plugins.architectures.models.norm import RMSNorm
+from vtensors_plugins.architectures.models.norm import RMSNorm, warn_of_plain_gains
 from vtensors_plugins.architectures.models.rotary import inverse_frequencies
 from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueCache, SequenceState
 
@@ -93,14 +94,19 @@ def build_decoder(
 ) -> Decoder:
     """The decoder with its kernels bound. weights: canonical name -> Weight, as the plan names them.
 
-    Without `lm_head` the head shares the embeddings, if config.json ties them. Raises ArchitectureError on a
+    Without `lm_head` the head shares the embeddings, if config.json ties them; so it does where `lm_head` only
+    repeats them. Raises ArchitectureError on a
     missing weight, VtensorsError where no kernel serves one.
     """
     device = torch.device(options.device)
     here = {name: cast(Weight, weight.to(device)) for name, weight in weights.items()}
+    if config.tied and "lm_head" in here and _repeats(here["lm_head"], here["embed_tokens"]):
+        del here["lm_head"]
     parts = Parts(here, options)
     if "lm_head" not in here and not config.tied:
         raise ArchitectureError("weight is missing", tensor="lm_head", fix="load every weight of the plan")
+    if config.zero_centered:
+        warn_of_plain_gains([parts.small(name) for name in here if name.endswith("layernorm")])
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(parts.small(name), config.eps, config.zero_centered)
@@ -136,4 +142,13 @@ def build_decoder(
         norm=norm("norm"),
         head=parts.linear("lm_head" if "lm_head" in here else "embed_tokens"),
         selected=tuple(parts.selected),
+    )
+
+
+def _repeats(head: Weight, embeddings: Weight) -> bool:
+    return (
+        isinstance(head, PlainWeight)
+        and isinstance(embeddings, PlainWeight)
+        and head.scheme == embeddings.scheme
+        and torch.equal(head.tensor, embeddings.tensor)
     )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import attrs
+import torch
 from torch import Tensor
 
 from vtensors_kernels.reference.rms_norm import rms_norm
+
+_log = logging.getLogger("vtensors")
+# Trained zero-centred weights scatter around 0; plain gains around 1.
+_LOOKS_PLAIN = (0.9, 1.1)
 
 
 @attrs.frozen
@@ -19,3 +27,19 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """Same shape and dtype as x [..., D]."""
         return rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)
+
+
+def warn_of_plain_gains(weights: Sequence[Tensor]) -> None:
+    """Says so where zero-centred norms look as if 1 had been added to them already: their gain would be 2.
+
+    weights: [D] float32 each. The median of their means decides, so that a few odd layers do not.
+    """
+    if not weights:
+        return
+    middle = float(torch.stack([weight.mean() for weight in weights]).median())
+    if _LOOKS_PLAIN[0] <= middle <= _LOOKS_PLAIN[1]:
+        _log.warning(
+            "the norm weights have mean %.2f, and this family's norms multiply by 1 + weight: they look as if a "
+            "converter had added the 1 already, which gives noise; use the publisher's own checkpoint",
+            middle,
+        )

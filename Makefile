@@ -1,6 +1,7 @@
 # make demo   sets up .venv and generates text with the bundled checkpoint
 # make test   sets up .venv and runs the tests
 # make check  lint, format, types and generated documentation
+# make kernels  adds CuPy and NVRTC, and compiles every kernel for every declared GPU (no GPU needed)
 # make docs   rewrites the generated documentation
 # PYTHON chooses the interpreter, PIP_ARGS goes to every pip install, PYTEST_ARGS to pytest.
 
@@ -9,7 +10,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test check docs format clean
+.PHONY: demo test check kernels docs format clean
 
 demo: .venv/demo.stamp
 	$(BIN)/vtensors generate
@@ -23,6 +24,9 @@ check: .venv/test.stamp
 	$(BIN)/mypy
 	$(BIN)/python docs/update_structure.py --check
 	$(BIN)/python docs/update_generated.py --check
+
+kernels: .venv/kernels.stamp
+	$(BIN)/pytest tests/kernels/test_compiling.py
 
 docs: .venv/test.stamp
 	$(BIN)/python docs/update_structure.py
@@ -47,3 +51,7 @@ $(BIN)/python:
 .venv/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	touch .venv/demo.stamp $@
+
+.venv/kernels.stamp: .venv/test.stamp
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[cuda13]'
+	touch $@

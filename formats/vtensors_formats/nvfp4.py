@@ -1,4 +1,4 @@
-"""NVFP4 weights: E2M1 codes, an E4M3 scale per 16 elements of K, a float32 global scale."""
+"""NVFP4 weights: E2M1 codes, an E4M3 scale per 16 (or 32) elements of K, a float32 global scale."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from vtensors_formats.values import first_index, refusal, require_positive, tens
 from vtensors_formats.weight import Weight, cut_rows
 
 GROUP = 16
+# nvidia-modelopt 0.47 also writes 32: W4A8_NVFP4_FP8 and recipes with block size 32 (nvfp4_bs32).
+GROUPS = (16, 32)
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class NVFP4Weight(Weight):
-    """W[n, k] = e2m1(codes[n, k]) * (block_scale[n, k // 16] * global), in float32 and in this order.
+    """W[n, k] = e2m1(codes[n, k]) * (block_scale[n, k // G] * global), in float32 and in this order.
 
     codes: [N, K // 2] uint8, low nibble = even k.
-    block_scale: [N, K // 16] float8_e4m3fn, row-major (not swizzled).
+    block_scale: [N, K // G] float8_e4m3fn, row-major (not swizzled); G is 16 or 32, and its shape tells which.
     Exactly one of
     global_scale: [] or [N, 1] float32, multiplies the block scale (nvidia-modelopt 0.47 `weight_scale_2`,
     qtensor/nvfp4_tensor.py), and
@@ -45,13 +47,13 @@ class NVFP4Weight(Weight):
                 accepted="exactly one of a multiplier (global_scale) and a divisor (global_divisor)",
             )
         n, half = self.codes.shape
-        wanted = (n, half * 2 // GROUP)
+        wanted: list[tuple[int, ...]] = [(n, half * 2 // group) for group in GROUPS if half * 2 % group == 0]
         _require("codes", self.codes, [(n, half)], torch.uint8)
         if half * 2 % GROUP:
             raise ClaimError(
                 "NVFP4 needs whole groups along K", seen=f"K = {half * 2}", accepted="a multiple of 16"
             )
-        _require("block scale", self.block_scale, [wanted], torch.float8_e4m3fn)
+        _require("block scale", self.block_scale, wanted, torch.float8_e4m3fn)
         _require("global scale", self._stored_global(), [(), (n, 1)], torch.float32)
 
     @property
@@ -63,6 +65,12 @@ class NVFP4Weight(Weight):
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return self.codes.shape[0], self.codes.shape[1] * 2
+
+    @property
+    def group(self) -> int:
+        """G: elements of K per block scale, 16 or 32."""
+        columns = self.block_scale.shape[1]
+        return self.shape[1] // columns if columns else GROUP
 
     def stored(self) -> tuple[Tensor, ...]:
         """Codes, block scale, global scale or divisor."""
@@ -85,7 +93,7 @@ class NVFP4Weight(Weight):
         scale = e4m3.decode(self.block_scale)
         scale = scale * self.global_scale if self.global_scale is not None else scale / self._stored_global()
         values = e2m1.decode(self.codes)
-        split_groups(values, GROUP).mul_(scale.unsqueeze(-1))
+        split_groups(values, self.group).mul_(scale.unsqueeze(-1))
         return values
 
     def check_codes_and_scales(self, names: Mapping[str, str]) -> None:
@@ -109,7 +117,7 @@ class NVFP4Weight(Weight):
             problem = "block scale is negative" if value < 0 else "block scale is NaN"
             accepted = "finite values, zero or more"
             raise refusal(problem, tensor=tensor, index=index, value=repr(value), accepted=accepted)
-        blocks = split_groups(self.codes, GROUP // 2)
+        blocks = split_groups(self.codes, self.group // 2)
         # 0x77 masks both sign bits away: a code of -0 is zero.
         index = first_index(e4m3.is_zero(stored) & ((blocks & 0x77) != 0).any(-1))
         if index is not None:

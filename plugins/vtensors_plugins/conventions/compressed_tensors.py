@@ -10,6 +10,7 @@ from vtensors.hookspecs import hookimpl
 from vtensors.records import Claim, Convention, PluginInfo, TensorSource
 from vtensors.records import Weight as WeightProtocol
 from vtensors_plugins.conventions.compressed_tensors_declaration import declare
+from vtensors_plugins.conventions.compressed_tensors_writing import WRITER
 from vtensors_plugins.conventions.parts import (
     BIAS,
     PER_BLOCK,
@@ -72,10 +73,16 @@ def _nvfp4(codes: str, scales: str, scalars: tuple[str, ...], bias: TensorForm) 
     )
 
 
-def _fp8(scheme: str, codes: str, scales: tuple[str, ...], strategy: str, bias: TensorForm) -> Form:
+def _fp8(
+    scheme: str, codes: str, scales: tuple[str, ...], strategies: tuple[str, ...], bias: TensorForm
+) -> Form:
     return Form(
         scheme=scheme,
-        algorithms=(f"float-quantized:{strategy}", f"naive-quantized:{strategy}"),
+        algorithms=tuple(
+            f"{style}:{strategy}"
+            for strategy in strategies
+            for style in ("float-quantized", "naive-quantized")
+        ),
         formula="e4m3(weight) * weight_scale",
         source=SOURCE,
         tensors=(
@@ -92,9 +99,9 @@ def _fp8(scheme: str, codes: str, scales: tuple[str, ...], strategy: str, bias: 
 
 FORMS: tuple[Form, ...] = (
     _nvfp4("[N, K/2]", "[N, K/16]", PER_TENSOR, BIAS),
-    _fp8("fp8-tensor", "[N, K]", PER_TENSOR, "tensor", BIAS),
-    _fp8("fp8-row", "[N, K]", PER_ROW, "channel", BIAS),
-    _fp8("fp8-block", "[N, K]", PER_BLOCK, "block", BIAS),
+    _fp8("fp8-tensor", "[N, K]", PER_TENSOR, ("tensor",), BIAS),
+    _fp8("fp8-row", "[N, K]", PER_ROW, ("channel",), BIAS),
+    _fp8("fp8-block", "[N, K]", PER_BLOCK, ("block", "group"), BIAS),
     Form(
         scheme="mxfp8",
         algorithms=("mxfp8-quantized",),
@@ -114,7 +121,7 @@ FORMS: tuple[Form, ...] = (
         ),
     ),
     _nvfp4("[E, N, K/2]", "[E, N, K/16]", ("[E]", "[E, 1]", *PER_TENSOR), STACKED_BIAS),
-    _fp8("fp8-row", "[E, N, K]", ("[E, N, 1]",), "channel", STACKED_BIAS),
+    _fp8("fp8-row", "[E, N, K]", ("[E, N, 1]",), ("channel",), STACKED_BIAS),
 )
 
 
@@ -153,13 +160,14 @@ def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer |
         FP8TokenActivation,
         MXFP8Activation,
     )
+    from vtensors_formats.e8m0 import ExponentRule
 
     declared = claim.declared.activations if claim.declared else "16bit"
     if claim.scheme == "nvfp4":
         divisor = roles.get("input_divisor")
         return None if divisor is None else FP4Activation(global_divisor=divisor)
     if claim.scheme == "mxfp8":
-        return MXFP8Activation() if declared != "16bit" else None
+        return MXFP8Activation(rule=ExponentRule.FLOOR_ROUNDED) if declared != "16bit" else None
     if "input_scale" in roles:
         return FP8StaticActivation(scale=roles["input_scale"].reshape(()))
     if declared == "16bit":
@@ -187,6 +195,7 @@ CONVENTION = Convention(
     declare=declare,
     read=read,
     quant_methods=("compressed-tensors",),
+    write=WRITER,
 )
 
 

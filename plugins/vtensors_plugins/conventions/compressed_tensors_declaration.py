@@ -10,6 +10,7 @@ import attrs
 from vtensors.configs import ConfigFiles, string_list
 from vtensors.errors import DeclarationError
 from vtensors.matching import Matcher, is_class_name, regex_entry
+from vtensors.patterns import MatchBudget
 from vtensors.records import Declaration, DeclaredScheme, KvCacheDeclared
 
 SUPPORTED_FORMATS = (
@@ -51,17 +52,20 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     values, where = block.values, block.where
     _refuse_extras(values, where)
     groups = values.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    if groups in (None, {}) and values.get("format") == "dense":
+        groups = {}  # only the KV cache is quantised
+    elif not isinstance(groups, Mapping) or not groups:
         raise DeclarationError(
             "no config_groups: what is quantised cannot be known",
             file=where,
             seen=f"format {values.get('format')!r}, config_groups {groups!r}",
             accepted="config_groups: {group_0: {targets: [...], weights: {...}}}",
         )
-    parsed = tuple(_group(name, group, values, where) for name, group in groups.items())
+    budget = MatchBudget()
+    parsed = tuple(_group(name, group, values, where, budget) for name, group in groups.items())
+    ignored = string_list(values, "ignore", where)
     ignore = Matcher(
-        entries=tuple(regex_entry(text, f"{where}.ignore") for text in string_list(values, "ignore", where)),
-        parents=False,
+        entries=tuple(regex_entry(text, f"{where}.ignore", budget) for text in ignored), parents=False
     )
     kv = values.get("kv_cache_scheme")
     return Declaration(
@@ -94,7 +98,7 @@ def _refuse_extras(values: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _group(name: str, group: Any, values: Mapping[str, Any], top: str) -> _Group:
+def _group(name: str, group: Any, values: Mapping[str, Any], top: str, budget: MatchBudget) -> _Group:
     where = f"{top}.config_groups.{name}"
     if not isinstance(group, Mapping):
         raise DeclarationError("the group is not an object", file=where, seen=repr(group)[:80])
@@ -108,7 +112,9 @@ def _group(name: str, group: Any, values: Mapping[str, Any], top: str) -> _Group
         style = "dense"
     algorithm = style or _infer(weights or {}, group.get("input_activations"), where)
     targets = string_list(group, "targets", where)
-    names = tuple(regex_entry(text, f"{where}.targets") for text in targets if not is_class_name(text))
+    names = tuple(
+        regex_entry(text, f"{where}.targets", budget) for text in targets if not is_class_name(text)
+    )
     classes = tuple(text for text in targets if is_class_name(text))
     return _Group(
         name=name,
@@ -158,7 +164,7 @@ def _scheme(algorithm: str, weights: Mapping[str, Any], activations: Any, where:
         algorithm=f"{algorithm}:{strategy}" if family == "fp8" else algorithm,
         activations=_activations(activations, where),
         where=where,
-        block=(structure[0], structure[1]) if isinstance(structure, list) and len(structure) == 2 else None,
+        block=_block(structure, strategy, weights.get("group_size"), where),
         group_size=_group_size(activations),
     )
 
@@ -179,6 +185,20 @@ def _check_arguments(algorithm: str, weights: Mapping[str, Any], where: str) -> 
             seen="symmetric false",
             accepted="symmetric true",
         )
+
+
+def _block(structure: Any, strategy: str, group: Any, where: str) -> tuple[int, int] | None:
+    """Rows and columns of one FP8 scale; a group is a block of one row."""
+    if structure is not None:
+        if isinstance(structure, list) and len(structure) == 2 and all(type(n) is int and n > 0 for n in structure):
+            return structure[0], structure[1]
+        raise DeclarationError(
+            "block_structure is not two sizes",
+            file=f"{where}.weights",
+            seen=repr(structure)[:80],
+            accepted="[rows, columns] or null",
+        )
+    return (1, group) if strategy == "group" and type(group) is int and group > 0 else None
 
 
 def _strategy(weights: Mapping[str, Any]) -> str:
@@ -209,7 +229,7 @@ def _activations(values: Any, where: str) -> str:
 
 def _group_size(activations: Any) -> int | None:
     size = activations.get("group_size") if isinstance(activations, Mapping) else None
-    return size if isinstance(size, int) and size > 0 else None
+    return size if type(size) is int and size > 0 else None
 
 
 def _kv(values: Any) -> str:
@@ -219,11 +239,24 @@ def _kv(values: Any) -> str:
 
 
 def _warnings(groups: Mapping[str, Any], where: str) -> list[str]:
-    return [
-        f"{where}.config_groups.{name}: output_activations are declared and not applied"
-        for name, group in groups.items()
-        if isinstance(group, Mapping) and group.get("output_activations")
-    ]
+    found = []
+    for name, group in groups.items():
+        if not isinstance(group, Mapping):
+            continue
+        if group.get("output_activations"):
+            found.append(f"{where}.config_groups.{name}: output_activations are declared and not applied")
+        inputs = group.get("input_activations")
+        if (
+            isinstance(inputs, Mapping)
+            and inputs.get("dynamic") is True
+            and inputs.get("strategy") == "tensor"
+        ):
+            # One scale for all tokens of a batch would make a row depend on its neighbours.
+            found.append(
+                f"{where}.config_groups.{name}: dynamic activations with one scale for all tokens are declared; "
+                "each token gets its own"
+            )
+    return found
 
 
 @attrs.define

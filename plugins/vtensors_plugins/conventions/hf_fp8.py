@@ -7,13 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from vtensors.claiming import claim_by_forms
 from vtensors.configs import ConfigFiles, QuantizationBlock, string_list
 from vtensors.errors import DeclarationError
 from vtensors.forms import FLOAT_DTYPES, Form, TensorForm
 from vtensors.hookspecs import hookimpl
 from vtensors.matching import Matcher, fused_spellings, suffix_entry
-from vtensors.records import Claim, Convention, Declaration, DeclaredScheme, PluginInfo, TensorSource
+from vtensors.patterns import MatchBudget
+from vtensors.records import (
+    Claim,
+    ClaimRequest,
+    Convention,
+    Declaration,
+    DeclaredScheme,
+    PluginInfo,
+    Refusal,
+    TensorSource,
+)
 from vtensors.records import Weight as WeightProtocol
+from vtensors_plugins.conventions.hf_fp8_experts import (
+    claim_experts,
+    has_own_weight,
+    read_expert_roles,
+    scale_of_rows,
+)
+from vtensors_plugins.conventions.hf_fp8_writing import WRITER
 from vtensors_plugins.conventions.parts import (
     BIAS,
     PER_BLOCK,
@@ -33,6 +51,9 @@ SOURCE = "transformers 5.24 quantizers/quantizer_finegrained_fp8.py, integration
 METHODS = ("fp8", "mxfp8")
 _EXPONENTS = ("F8_E8M0", "U8")
 _GRID_3D = ("[E, ceil(N/BN), ceil(K/BK)]",)
+# transformers keeps a matrix of one block in two dimensions; one scale for gate and up, or one for each.
+_ONE = (*PER_TENSOR, "[1, 1]")
+_ONE_3D = ("[E, 1, 1]", "[E, 2, 1]")
 
 
 def _form(
@@ -45,7 +66,7 @@ def _form(
         TensorForm(
             suffix=name,
             dtypes=("F32", "BF16"),
-            shapes=PER_TENSOR,
+            shapes=(*PER_TENSOR, "[E]") if stacked else PER_TENSOR,
             role="input_scale",
             sense="multiplies",
             required=False,
@@ -68,7 +89,7 @@ def _form(
 
 FORMS: tuple[Form, ...] = (
     _form("fp8-block", "weight_scale_inv", PER_BLOCK, FLOAT_DTYPES),
-    _form("fp8-tensor", "weight_scale_inv", PER_TENSOR, FLOAT_DTYPES),
+    _form("fp8-tensor", "weight_scale_inv", _ONE, FLOAT_DTYPES),
     _form("fp8-row", "weight_scale_inv", PER_ROW, FLOAT_DTYPES),
     _form("fp8-block", "weight_scale_inv", PER_BLOCK, _EXPONENTS),
     _form("mxfp8", "weight_scale_inv", ("[N, K/32]",), _EXPONENTS),
@@ -77,6 +98,8 @@ FORMS: tuple[Form, ...] = (
     _form("fp8-row", "weight_scale", PER_ROW, FLOAT_DTYPES),
     _form("fp8-block", "weight_scale", PER_BLOCK, FLOAT_DTYPES),
     _form("fp8-block", "weight_scale_inv", _GRID_3D, FLOAT_DTYPES, "[E, N, K]"),
+    _form("fp8-block", "weight_scale_inv", _GRID_3D, _EXPONENTS, "[E, N, K]"),
+    _form("fp8-tensor", "weight_scale_inv", _ONE_3D, FLOAT_DTYPES, "[E, N, K]"),
 )
 
 
@@ -101,7 +124,8 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     ]
     if isinstance(layers, Mapping):
         skipped = []
-    matcher = Matcher(entries=tuple(suffix_entry(text, where) for text in skipped), suffixes=True)
+    budget = MatchBudget()
+    matcher = Matcher(entries=tuple(suffix_entry(text, where, budget) for text in skipped), suffixes=True)
     static = values.get("activation_scheme") == "static"
     scheme = DeclaredScheme(
         weight="mxfp8" if block.quant_method == "mxfp8" else "fp8",
@@ -178,21 +202,18 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
     """The claim's FP8Weight or MXFP8Weight; UE8M0 grids stay as stored."""
     from vtensors_formats import FP8Weight, MXFP8Weight
 
-    roles = read_roles(claim, source)
+    roles = read_expert_roles(claim, source) if has_own_weight(claim) else read_roles(claim, source)
     scale, bias, activation = roles["scale"], roles.get("bias"), _activation(claim, roles)
     if claim.scheme == "mxfp8":
         return MXFP8Weight(codes=roles["codes"], scale=scale, bias=bias, activation=activation)
     block, row_offset = None, 0
     if claim.scheme == "fp8-tensor":
-        scale = scale.reshape(())
+        scale = scale_of_rows(scale, claim, None)[0].reshape(())
     elif claim.scheme == "fp8-row":
         scale = column(scale)
     else:
         block = claim.declared.block if claim.declared and claim.declared.block else (128, 128)
-        if claim.part is not None:
-            first = claim.part.row_begin // block[0]
-            scale = scale[first : -(-claim.part.row_end // block[0])]
-            row_offset = claim.part.row_begin % block[0]
+        scale, row_offset = scale_of_rows(scale, claim, block)
     return FP8Weight(
         codes=roles["codes"],
         scale=scale,
@@ -201,6 +222,11 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
         bias=bias,
         activation=activation,
     )
+
+
+def claim(request: ClaimRequest) -> list[Claim | Refusal]:
+    """By forms, and the experts whose scales lie in one tensor."""
+    return [*claim_by_forms(CONVENTION, request), *claim_experts(CONVENTION.name, request)]
 
 
 def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer:
@@ -218,11 +244,14 @@ def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer:
 
 CONVENTION = Convention(
     name="hf-fp8",
-    summary="transformers fine-grained FP8: weight_scale_inv per tensor, row or block, float or UE8M0.",
+    summary="transformers fine-grained FP8: weight_scale_inv per tensor, row or block, float or UE8M0; "
+    "experts stacked, per expert, or per expert with the scales of all in one tensor.",
     forms=FORMS,
     declare=declare,
     read=read,
+    claim=claim,
     quant_methods=METHODS,
+    write=WRITER,
 )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vtensors.errors import ClaimError
 from vtensors.hookspecs import hookimpl
 from vtensors.records import Claim, Convention, PluginInfo, TensorSource
 from vtensors.records import Weight as WeightProtocol
-from vtensors_plugins.conventions.modelopt_declaration import declare
+from vtensors_plugins.conventions.modelopt_declaration import METHODS, declare
 from vtensors_plugins.conventions.modelopt_forms import FORMS
+from vtensors_plugins.conventions.modelopt_writing import WRITER
 from vtensors_plugins.conventions.parts import column, read_roles
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
     roles = read_roles(claim, source)
     bias, pre_scale, activation = roles.get("bias"), roles.get("pre_scale"), _activation(claim, roles)
     if claim.scheme == "nvfp4":
-        return NVFP4Weight(
+        weight = NVFP4Weight(
             codes=roles["codes"],
             block_scale=roles["block_scale"],
             global_scale=roles["global_scale"],
@@ -32,6 +34,8 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
             pre_scale=pre_scale,
             activation=activation,
         )
+        _require_group(claim, weight.group)
+        return weight
     if claim.scheme == "mxfp8":
         return MXFP8Weight(codes=roles["codes"], scale=roles["scale"], bias=bias, activation=activation)
     scale, block = roles["scale"], None
@@ -43,6 +47,19 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
         block = claim.declared.block if claim.declared and claim.declared.block else (128, 128)
         scale = scale.reshape(scale.shape[0] if scale.ndim else 1, -1)
     return FP8Weight(codes=roles["codes"], scale=scale, block=block, bias=bias, activation=activation)
+
+
+def _require_group(claim: Claim, found: int) -> None:
+    declared = claim.declared.group_size if claim.declared and claim.declared.weight == "nvfp4" else None
+    if declared and declared != found:
+        info = claim.roles["block_scale"]
+        raise ClaimError(
+            "the block scales are for other groups than declared",
+            file=info.file,
+            tensor=info.name,
+            seen=f"{info.describe()}: one for {found} elements of K",
+            accepted=f"one for {declared} elements (group_size in {claim.declared.where if claim.declared else ''})",
+        )
 
 
 def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer | None:
@@ -80,7 +97,8 @@ CONVENTION = Convention(
     forms=FORMS,
     declare=declare,
     read=read,
-    quant_methods=("modelopt", "modelopt_fp4", "modelopt_mixed"),
+    quant_methods=METHODS,
+    write=WRITER,
 )
 
 

@@ -10,6 +10,7 @@ import attrs
 from vtensors.configs import CONFIG, HF_QUANT, ConfigFiles, QuantizationBlock, string_list
 from vtensors.errors import DeclarationError
 from vtensors.matching import Matcher, fused_spellings, glob_entry
+from vtensors.patterns import MatchBudget
 from vtensors.records import Conflict, Declaration, DeclaredScheme, KvCacheDeclared
 from vtensors_plugins.conventions.modelopt_forms import ALGORITHMS, UNSUPPORTED
 
@@ -54,12 +55,15 @@ def declare(configs: ConfigFiles) -> Declaration | None:
         )
     shared = any(block.quant_method == "fp8" for block in blocks)
     excludes = next((source for source in found if source.excludes), main)
-    matcher = Matcher(entries=tuple(glob_entry(text, excludes.block.where) for text in excludes.excludes))
+    budget = MatchBudget()
+    matcher = Matcher(
+        entries=tuple(glob_entry(text, excludes.block.where, budget) for text in excludes.excludes)
+    )
     resolver = _Resolver(
         where=main.block.where,
         layers=dict(layers) if mixed and layers else {},
         default=None if mixed else algorithm,
-        group_size=main.block.values.get("group_size"),
+        group_size=next(filter(None, (source.block.values.get("group_size") for source in found)), None),
         block=_block(main.block),
         excludes=matcher,
         leave_rest=shared,
@@ -124,7 +128,7 @@ def _kv(values: Mapping[str, Any]) -> str | None:
 
 def _block(block: QuantizationBlock) -> tuple[int, int] | None:
     size = block.values.get("weight_block_size")
-    if isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size):
+    if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
         return size[0], size[1]
     return None
 
@@ -142,11 +146,9 @@ class _Resolver:
 
     def __attrs_post_init__(self) -> None:
         for module, entry in self.layers.items():
-            self._scheme(
-                entry.get("quant_algo"), entry.get("group_size"), f"quantized_layers['{module}']", True
-            )
+            self._family(entry.get("quant_algo"), f"quantized_layers['{module}']")
         if self.default is not None:
-            self._scheme(self.default, self.group_size, "quant_algo", False)
+            self._family(self.default, "quant_algo")
 
     def scheme_of(self, module: str) -> DeclaredScheme | None:
         """The declared scheme; unlisted in MIXED_PRECISION means unquantised."""
@@ -178,10 +180,26 @@ class _Resolver:
     def _scheme(self, algorithm: Any, group: Any, key: str, explicit: bool) -> DeclaredScheme:
         if algorithm is None:
             return self._unquantized(f"{self.where}: {key} has quant_algo null", explicit)
+        size = group if type(group) is int and group > 0 else None
         # One record per algorithm, not one per module: tens of thousands of modules share it.
-        known = (algorithm, group, explicit)
-        if known in self._made:
-            return self._made[known]
+        known = (str(algorithm), size, explicit)
+        if known not in self._made:
+            weight, activations = self._family(algorithm, key)
+            self._made[known] = DeclaredScheme(
+                weight=weight,
+                algorithm=str(algorithm),
+                activations=activations,
+                where=f"{self.where}: {key}",
+                explicit=explicit,
+                block=self.block,
+                group_size=size,
+            )
+        return self._made[known]
+
+    def _family(self, algorithm: Any, key: str) -> tuple[str, str]:
+        """(weight family, activations) of an algorithm. Raises DeclarationError naming the layer and the value."""
+        if algorithm is None:
+            return "unquantized", "16bit"
         family = ALGORITHMS.get(str(algorithm).lower())
         if family is None:
             recognised = str(algorithm).lower() in UNSUPPORTED
@@ -192,16 +210,7 @@ class _Resolver:
                 accepted=", ".join([*(name.upper() for name in ALGORITHMS), "MIXED_PRECISION", "null"]),
                 fix=PLUGIN_HINT,
             )
-        self._made[known] = DeclaredScheme(
-            weight=family[0],
-            algorithm=str(algorithm),
-            activations=family[1],
-            where=f"{self.where}: {key}",
-            explicit=explicit,
-            block=self.block,
-            group_size=group if isinstance(group, int) else None,
-        )
-        return self._made[known]
+        return family
 
 
 # --- contradictions ---------------------------------------------------------------------------------------
@@ -286,4 +295,5 @@ def _against_groups(
 def _group_activations(values: Any) -> str:
     if not isinstance(values, Mapping):
         return "16bit"
-    return {4: "fp4", 8: "fp8"}.get(values.get("num_bits", 0), f"{values.get('num_bits')}-bit")
+    bits = values.get("num_bits")
+    return {"4": "fp4", "8": "fp8"}.get(str(bits), f"{bits}-bit")

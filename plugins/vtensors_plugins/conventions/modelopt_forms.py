@@ -42,7 +42,7 @@ def _scalar(suffix: str, role: str, shapes: tuple[str, ...], required: bool = Tr
     )
 
 
-def _nvfp4(codes: str, scales: str, scalars: tuple[str, ...], bias: TensorForm) -> Form:
+def _nvfp4(codes: str, scales: tuple[str, ...], scalars: tuple[str, ...], bias: TensorForm) -> Form:
     return Form(
         scheme="nvfp4",
         algorithms=_NVFP4,
@@ -53,7 +53,7 @@ def _nvfp4(codes: str, scales: str, scalars: tuple[str, ...], bias: TensorForm) 
             TensorForm(
                 suffix="weight_scale",
                 dtypes=("F8_E4M3",),
-                shapes=(scales,),
+                shapes=scales,
                 role="block_scale",
                 sense="multiplies",
             ),
@@ -99,7 +99,7 @@ def _fp8(
 _BLOCK_4D = ("[ceil(N/BN), 1, ceil(K/BK), 1]", *PER_BLOCK, "one block: []", "one block: [1]")
 
 FORMS: tuple[Form, ...] = (
-    _nvfp4("[N, K/2]", "[N, K/16]", PER_TENSOR, BIAS),
+    _nvfp4("[N, K/2]", ("[N, K/16]", "[N, K/32]"), PER_TENSOR, BIAS),
     _fp8("fp8-tensor", "weight_scale", "[N, K]", PER_TENSOR, ("fp8",), BIAS),
     _fp8("fp8-row", "weight_scale", "[N, K]", PER_ROW, ("fp8_per_channel_per_token",), BIAS),
     _fp8("fp8-block", "weight_scale", "[N, K]", _BLOCK_4D, _BLOCK, BIAS),
@@ -121,8 +121,8 @@ FORMS: tuple[Form, ...] = (
             BIAS,
         ),
     ),
-    _nvfp4("[E, N, K/2]", "[E, N, K/16]", ("[E]", *PER_TENSOR), STACKED_BIAS),
-    _nvfp4("[E, K/2, N]", "[E, K/16, N]", ("[E]", *PER_TENSOR), STACKED_BIAS),
+    _nvfp4("[E, N, K/2]", ("[E, N, K/16]", "[E, N, K/32]"), ("[E]", *PER_TENSOR), STACKED_BIAS),
+    _nvfp4("[E, K/2, N]", ("[E, K/16, N]", "[E, K/32, N]"), ("[E]", *PER_TENSOR), STACKED_BIAS),
     _fp8("fp8-tensor", "weight_scale", "[E, N, K]", ("[E]", *PER_TENSOR), ("fp8",), STACKED_BIAS),
     _fp8(
         "fp8-row",

@@ -34,12 +34,13 @@ def _cut(tensor: Tensor, role: str, claim: Claim) -> Tensor:
     part = claim.part
     if part is None or tensor.ndim == 0 or role == "pre_scale":
         return tensor
+    if role in _SCALARS or (role == "scale" and claim.scheme == "fp8-tensor" and tensor.ndim < 3):
+        # One for all experts, [1], or one each, [E] or [E, 1]: never cut by rows.
+        return tensor.reshape(-1)[part.expert if tensor.numel() > 1 else 0]
     one = tensor[part.expert]
-    if one.ndim == 0:
-        return one
     if part.transposed and one.ndim == 2:
         one = one.transpose(0, 1).contiguous()
-    if role == "scale" and claim.scheme == "fp8-block":
+    if role == "scale" and claim.scheme in ("fp8-block", "fp8-tensor"):
         return one
     return one[part.row_begin : part.row_end]
 

@@ -22,6 +22,7 @@ from vtensors.records import (
 )
 from vtensors.records import Weight as WeightProtocol
 from vtensors_plugins.conventions.parts import BIAS, STACKED_BIAS, read_roles
+from vtensors_plugins.conventions.plain_writing import WRITER
 
 if TYPE_CHECKING:
     from vtensors.tensors import TensorInfo
@@ -165,11 +166,12 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
 
 CONVENTION = Convention(
     name="plain",
-    summary="Unquantised BF16, F16 and F32 tensors, experts per expert or stacked.",
+    summary="Unquantized BF16, F16 and F32 tensors, experts per expert or stacked.",
     forms=FORMS,
     declare=declare,
     read=read,
     claim=claim,
+    write=WRITER,
 )
 
 

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight, NVFP4Weight
-from vtensors_kernels.dequantize_nvfp4 import DequantizeNVFP4
+from vtensors_kernels.wideners import HALVES, FP8Widener, NVFP4Widener
 
 LinearCall = Callable[[Tensor], Tensor]
 Part = Callable[[Tensor], Tensor]
 W = TypeVar("W", NVFP4Weight, FP8Weight)
 # The widened rows of one product: a layer of a 27B fits, a head of 248,320 rows is cut.
 SCRATCH_BYTES = 512 << 20
-HALVES = (torch.bfloat16, torch.float16)
 _KEEPS_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
@@ -31,7 +30,7 @@ def bind_nvfp4(weight: NVFP4Weight) -> LinearCall:
 
     def part(rows: NVFP4Weight) -> Part:
         makers = {
-            dtype: DequantizeNVFP4(rows.codes.contiguous(), rows.block_scale.contiguous(), dtype)
+            dtype: NVFP4Widener(rows.codes.contiguous(), rows.block_scale.contiguous(), dtype)
             for dtype in HALVES
         }
         scale = rows.global_scale if rows.global_scale is not None else _inverse(rows.global_divisor)
@@ -55,7 +54,14 @@ def bind_fp8(weight: FP8Weight) -> LinearCall:
         )
 
     def part(rows: FP8Weight) -> Part:
-        return _part(rows.codes.to, rows.scale_float32())
+        if rows.codes.numel() % 16:
+            return _part(rows.codes.to, rows.scale_float32())
+        makers = {dtype: FP8Widener(rows.codes.contiguous(), dtype) for dtype in HALVES}
+
+        def widen(dtype: torch.dtype) -> Tensor:
+            return makers[dtype](torch.empty(rows.shape, dtype=dtype, device=rows.device))
+
+        return _part(widen, rows.scale_float32())
 
     return _linear(weight, part)
 

@@ -25,14 +25,14 @@ def _relative(ours: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_code_times_every_block_scale_is_exact(dtype: torch.dtype) -> None:
-    from vtensors_kernels.dequantize_nvfp4 import DequantizeNVFP4
+    from vtensors_kernels.wideners import NVFP4Widener
 
     codes = torch.tensor([(2 * i % 16) | (2 * i + 1) % 16 << 4 for i in range(8)], dtype=torch.uint8)
     codes = codes.repeat(127, 1).cuda()  # 16 codes per block, a block per scale 0..126
     scale = torch.arange(127, dtype=torch.uint8).reshape(127, 1).view(torch.float8_e4m3fn).cuda()
     weight = NVFP4Weight(codes=codes, block_scale=scale, global_scale=torch.tensor(1.0).cuda())
     out = torch.full((127, 16), float("nan"), dtype=dtype, device="cuda")
-    DequantizeNVFP4(codes, scale, dtype)(out)
+    NVFP4Widener(codes, scale, dtype)(out)
     assert torch.equal(out.float(), weight.dequantize(torch.float32))
 
 
@@ -84,6 +84,17 @@ def test_fp8_agrees_with_the_reference_over_every_code(per_row: bool, dtype: tor
     assert _relative(bind_fp8(weight)(x), linear(x.float(), weight)) < 4e-3
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_fp8_code_is_exact(dtype: torch.dtype) -> None:
+    from vtensors_kernels.wideners import FP8Widener
+
+    codes = torch.tensor([b for b in range(256) if b not in (0x7F, 0xFF)], dtype=torch.uint8).repeat(8)
+    codes = codes.view(torch.float8_e4m3fn).reshape(8, 254).cuda()
+    out = torch.full((8, 254), float("nan"), dtype=dtype, device="cuda")
+    FP8Widener(codes, dtype)(out)
+    assert torch.equal(out.float(), codes.float())
+
+
 def test_a_linear_can_be_captured_in_a_graph_and_replayed() -> None:
     weight = _nvfp4(256, 512, per_row=False)
     call, x = bind_nvfp4(weight), torch.randn(4, 512, device="cuda").bfloat16()
@@ -99,10 +110,10 @@ def test_a_linear_can_be_captured_in_a_graph_and_replayed() -> None:
 
 
 def test_a_launch_costs_the_host_at_most_five_microseconds() -> None:
-    from vtensors_kernels.dequantize_nvfp4 import DequantizeNVFP4
+    from vtensors_kernels.wideners import NVFP4Widener
 
     weight = _nvfp4(16, 16, per_row=False)
-    maker = DequantizeNVFP4(weight.codes, weight.block_scale, torch.bfloat16)
+    maker = NVFP4Widener(weight.codes, weight.block_scale, torch.bfloat16)
     out = torch.empty(16, 16, device="cuda", dtype=torch.bfloat16)
     arguments = (weight.codes.data_ptr(), weight.block_scale.data_ptr(), out.data_ptr(), 16)
     stream = torch.cuda.current_stream().cuda_stream

@@ -79,7 +79,7 @@ def vtensors_kernels() -> list[KernelSpec]:
             schemes=("fp8-tensor", "fp8-row"),
             targets=("cuda",),
             numerics="16-bit outputs, float32 sums",
-            refuse=_refuse,
+            refuse=_refuse_without_compiler,
             bind=_bind_fp8,
             cost=_COST,
         ),

@@ -1,0 +1,102 @@
+"""The kernels that write a quantised matrix in 16 bits, exactly, on a CUDA device; reference: the codecs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError
+from vtensors.plugin_candidates import own_version
+from vtensors_kernels.compiling.architectures import target_of
+from vtensors_kernels.compiling.cubin_cache import CubinCache, cache_key, default_cache_folder
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, load_function
+from vtensors_kernels.compiling.nvrtc import CompileError, compile_source, find_toolkit, options_of
+from vtensors_kernels.compiling.sources import load_source
+
+THREADS = 256
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class NVFP4Widener:
+    """Writes e2m1(codes) * block_scale, without the global scale, into a matrix given by the caller.
+
+    codes: [N, K // 2] uint8; block_scale: [N, K // 16] float8_e4m3fn; both contiguous, on one CUDA device.
+    dtype: bfloat16 or float16; every product is exact in either.
+    Errors: CompileError without NVRTC, LaunchError from the driver, RequestError for another layout.
+    """
+
+    def __init__(self, codes: Tensor, block_scale: Tensor, dtype: torch.dtype) -> None:
+        _require(codes, alignment=8, dtype=dtype)
+        _require(block_scale, alignment=1, dtype=dtype)
+        if block_scale.shape[1] * 16 != codes.shape[1] * 2:
+            raise RequestError(
+                "the kernel is made for groups of 16", seen=f"{codes.shape[1] * 2 // block_scale.shape[1]}"
+            )
+        self.codes, self.block_scale = codes, block_scale
+        self._blocks = block_scale.numel()
+        self._launch = _launch("dequantize_nvfp4", codes.device, dtype, self._blocks, arguments=4)
+
+    def __call__(self, out: Tensor) -> Tensor:
+        """out: [N, K] contiguous, of the dtype; filled on torch's current stream and returned."""
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        codes, scales = self.codes.data_ptr(), self.block_scale.data_ptr()
+        self._launch.call(stream, codes, scales, out.data_ptr(), self._blocks)
+        return out
+
+
+class FP8Widener:
+    """Writes e4m3(codes), without any scale, into a matrix given by the caller.
+
+    codes: [N, K] float8_e4m3fn, contiguous, N * K a multiple of 16. dtype and errors as in `NVFP4Widener`.
+    """
+
+    def __init__(self, codes: Tensor, dtype: torch.dtype) -> None:
+        _require(codes, alignment=16, dtype=dtype)
+        if codes.numel() % 16:
+            raise RequestError("the kernel writes 16 elements at a time", seen=f"{codes.numel()} elements")
+        self.codes = codes
+        self._vectors = codes.numel() // 16
+        self._launch = _launch("widen_fp8", codes.device, dtype, self._vectors, arguments=3)
+
+    def __call__(self, out: Tensor) -> Tensor:
+        """out: [N, K] contiguous, of the dtype; filled on torch's current stream and returned."""
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        self._launch.call(stream, self.codes.data_ptr(), out.data_ptr(), self._vectors)
+        return out
+
+
+def _require(tensor: Tensor, *, alignment: int, dtype: torch.dtype) -> None:
+    if dtype not in HALVES:
+        raise RequestError("no such output", seen=str(dtype), accepted="torch.bfloat16 or torch.float16")
+    if not tensor.is_contiguous() or tensor.data_ptr() % alignment:
+        raise RequestError(
+            f"codes and scales must be contiguous and aligned to {alignment} bytes",
+            seen=f"strides {tensor.stride()}, address {tensor.data_ptr():#x}",
+        )
+
+
+def _launch(name: str, device: torch.device, dtype: torch.dtype, work: int, *, arguments: int) -> Launch:
+    return Launch(
+        function=_function(name, device.index or 0, dtype == torch.float16),
+        grid=(-(-work // THREADS), 1, 1),
+        block=(THREADS, 1, 1),
+        arguments=arguments,
+    )
+
+
+@lru_cache(maxsize=64)
+def _function(name: str, device: int, as_float16: bool) -> DeviceFunction:
+    """The kernel on that device, compiled for its target or taken from the cubin cache."""
+    toolkit = find_toolkit()
+    if isinstance(toolkit, str):
+        raise CompileError(toolkit)
+    target = target_of(torch.cuda.get_device_capability(device))
+    source, defines = load_source(f"common/{name}.cu"), {"VT_OUT_F16": int(as_float16)}
+    key = cache_key(source.text, options_of(target, defines), toolkit.name, own_version())
+    image, _ = CubinCache(folder=default_cache_folder() / "cubin").get(
+        key, lambda: compile_source(source, target, defines, toolkit)
+    )
+    with torch.cuda.device(device):
+        return load_function(image, name, target)

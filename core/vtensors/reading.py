@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 
 import attrs
 
@@ -42,6 +43,10 @@ class TensorReader:
     _closed: bool = attrs.field(default=False, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
 
+    def __attrs_post_init__(self) -> None:
+        # A reader that nobody closes gives its files back when it is collected.
+        weakref.finalize(self, _close, self._shards)
+
     def bytes_view(self, info: TensorInfo) -> memoryview:
         """The tensor's `info.nbytes` stored bytes, writable, of format `B`.
 
@@ -57,12 +62,26 @@ class TensorReader:
 
     def read_copy(self, info: TensorInfo) -> bytearray:
         """The tensor's stored bytes in memory of their own, always by reading; errors as in `bytes_view`."""
+        return self.read_part(info, 0, info.nbytes)
+
+    def read_part(self, info: TensorInfo, start: int, stop: int) -> bytearray:
+        """Bytes start..stop of the tensor in memory of their own; errors as in `bytes_view`.
+
+        Raises RequestError unless 0 <= start <= stop <= info.nbytes.
+        """
+        if not 0 <= start <= stop <= info.nbytes:
+            raise RequestError(
+                "bytes outside the tensor",
+                tensor=info.name,
+                seen=f"{start}..{stop}",
+                accepted=f"0..{info.nbytes}",
+            )
         descriptor = self._checked(info).descriptor
-        data = bytearray(info.nbytes)
+        data = bytearray(stop - start)
         view, done = memoryview(data), 0
         while done < len(data):
             try:
-                count = os.preadv(descriptor, [view[done : done + _READ_BYTES]], info.begin + done)
+                count = os.preadv(descriptor, [view[done : done + _READ_BYTES]], info.begin + start + done)
             except OSError as cause:
                 raise _unreadable(info.file, cause, tensor=info.name) from cause
             if count == 0:
@@ -79,9 +98,7 @@ class TensorReader:
         """Close all files. Views that were given out stay valid: they keep their mapping."""
         with self._lock:
             self._closed = True
-            for shard in self._shards.values():
-                os.close(shard.descriptor)
-            self._shards.clear()
+            _close(self._shards)
 
     def __enter__(self) -> TensorReader:
         return self
@@ -135,6 +152,12 @@ class TensorReader:
                 accepted=f"{before}",
                 fix="open the checkpoint again once nothing writes to it",
             )
+
+
+def _close(shards: dict[str, _OpenShard]) -> None:
+    for shard in shards.values():
+        os.close(shard.descriptor)
+    shards.clear()
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:

@@ -176,3 +176,12 @@ def test_a_file_larger_than_memory_can_be_mapped(tmp_path):
     with TensorReader(snapshot) as reader:
         view = reader.bytes_view(snapshot.tensors["a"])
         assert (len(view), view[-1]) == (size, 0)
+
+
+@BOTH
+def test_a_reader_that_nobody_closes_gives_its_files_back(path, mmap):
+    snapshot = opened(path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        TensorReader(snapshot, mmap=mmap).read_copy(snapshot.tensors["a"])
+    assert len(os.listdir("/proc/self/fd")) <= before + 1

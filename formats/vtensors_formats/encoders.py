@@ -37,7 +37,9 @@ def _finite(rows: Tensor, scheme: str) -> Tensor:
 
     values = rows.to(torch.float32)
     if not bool(torch.isfinite(values).all()):
-        raise RequestError(f"cannot be quantized to {scheme}", seen="NaN or infinity", accepted="finite values")
+        raise RequestError(
+            f"cannot be quantized to {scheme}", seen="NaN or infinity", accepted="finite values"
+        )
     return values
 
 

@@ -8,6 +8,15 @@ from vtensors.records.declarations import Conflict, Declaration, DeclaredScheme,
 from vtensors.records.kernels import Command, KernelRequest, KernelSpec, Progress, Selected, Switch
 from vtensors.records.plugins import API_VERSION, PluginInfo
 from vtensors.records.weights import Convention, Scheme, TensorSource, Weight
+from vtensors.records.writing import (
+    ConventionWriter,
+    EncodeOptions,
+    Encoder,
+    Layout,
+    OutputTensor,
+    WeightToWrite,
+    WrittenCheckpoint,
+)
 
 __all__ = [
     "API_VERSION",
@@ -17,14 +26,19 @@ __all__ = [
     "Command",
     "Conflict",
     "Convention",
+    "ConventionWriter",
     "Declaration",
     "DeclaredScheme",
+    "EncodeOptions",
+    "Encoder",
     "ExpectedWeight",
     "KernelRequest",
     "KernelSpec",
     "KvCacheDeclared",
+    "Layout",
     "Model",
     "ModelPlan",
+    "OutputTensor",
     "PluginInfo",
     "Progress",
     "Refusal",
@@ -36,4 +50,6 @@ __all__ = [
     "TensorSource",
     "Waiver",
     "Weight",
+    "WeightToWrite",
+    "WrittenCheckpoint",
 ]

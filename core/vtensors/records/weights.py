@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from vtensors.forms import Form
 from vtensors.records.claims import Claim, ClaimRequest, Refusal
 from vtensors.records.declarations import Declaration
+from vtensors.records.writing import ConventionWriter
 from vtensors.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -45,12 +46,16 @@ class TensorSource(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Scheme:
-    """A number format. weight_class: dotted path `package.module:Class`, imported when first needed."""
+    """A number format. weight_class: dotted path `package.module:Class`, imported when first needed.
+
+    encoder: dotted path of an `Encoder` object that makes such weights; None = they can only be read.
+    """
 
     name: str
     summary: str
     bits_per_weight: str
     weight_class: str
+    encoder: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +68,7 @@ class Convention:
     forms: every accepted spelling; the docs and error messages are made from them.
     overrides: names of conventions that this one replaces where both claim a tensor.
     quant_methods: values of `quant_method` that it answers to, for messages.
-    write: reserved for conversion; None = this convention cannot be written.
+    write: how it is written; None = it is no target of `convert`.
     """
 
     name: str
@@ -74,4 +79,4 @@ class Convention:
     claim: Callable[[ClaimRequest], list[Claim | Refusal]] | None = None
     overrides: tuple[str, ...] = ()
     quant_methods: tuple[str, ...] = ()
-    write: Callable[..., Any] | None = None
+    write: ConventionWriter | None = None

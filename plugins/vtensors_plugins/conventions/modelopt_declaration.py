@@ -12,7 +12,7 @@ from vtensors.errors import DeclarationError
 from vtensors.matching import Matcher, fused_spellings, glob_entry
 from vtensors.patterns import MatchBudget
 from vtensors.records import Conflict, Declaration, DeclaredScheme, KvCacheDeclared
-from vtensors_plugins.conventions.modelopt_forms import ALGORITHMS, UNSUPPORTED
+from vtensors_plugins.conventions.modelopt_forms import ALGORITHMS, UNSUPPORTED, block_of
 
 METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_fp8")
 PLUGIN_HINT = "install or write a plugin for it (docs/writing-a-plugin.md)"
@@ -191,7 +191,7 @@ class _Resolver:
                 activations=activations,
                 where=f"{self.where}: {key}",
                 explicit=explicit,
-                block=self.block,
+                block=self.block or block_of(algorithm, group),
                 group_size=size,
             )
         return self._made[known]

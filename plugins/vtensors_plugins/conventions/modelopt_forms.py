@@ -36,6 +36,12 @@ _NVFP4 = ("nvfp4", "w4a16_nvfp4", "nvfp4_awq", "w4a8_nvfp4_fp8")
 _BLOCK = ("fp8_pb_wo", "fp8_pb_real", "fp8_block_scales")
 
 
+def block_of(algorithm: object, group: object) -> tuple[int, int] | None:
+    """Rows and columns of one scale where an FP8 block algorithm comes with group_size; None for all others."""
+    is_block = str(algorithm).lower() in _BLOCK
+    return (group, group) if is_block and type(group) is int and group > 0 else None
+
+
 def _scalar(suffix: str, role: str, shapes: tuple[str, ...], required: bool = True) -> TensorForm:
     return TensorForm(
         suffix=suffix, dtypes=("F32",), shapes=shapes, role=role, sense="multiplies", required=required

@@ -126,6 +126,45 @@ def test_rope_fields_are_found_in_either_place_and_missing_ones_named() -> None:
         qwen3_5.read_config(tiny_config("qwen3_5", rope_parameters={"partial_rotary_factor": 0.5}))
 
 
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        ({}, {"type": "yarn", "factor": 4.0}),
+        ({}, {"rope_theta": 5.0}),
+        ({"rope_type": "llama3", "factor": 8.0}, {"rope_type": "llama3", "factor": 4.0}),
+    ],
+)
+def test_two_rope_descriptions_that_contradict_each_other_are_refused(
+    parameters: dict[str, Any], scaling: dict[str, Any]
+) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, **parameters}
+    config = tiny_config("llama", rope_parameters=rope, rope_scaling=scaling)
+    with pytest.raises(ArchitectureError, match="in rope_parameters, .* in rope_scaling"):
+        llama.read_config(config)
+
+
+def test_a_rope_description_that_stands_in_both_places_is_one() -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    both = tiny_config("llama", rope_parameters=rope, rope_scaling={"type": "default", "rope_theta": 1e4})
+    assert llama.read_config(both) == llama.read_config(tiny_config("llama", rope_parameters=rope))
+
+
+def test_a_rotary_embedding_per_kind_of_layer_is_refused() -> None:
+    config = tiny_config("llama", rope_theta=1e4, rope_parameters={"full_attention": {"rope_theta": 5.0}})
+    with pytest.raises(ArchitectureError, match="full_attention"):
+        llama.read_config(config)
+
+
+@pytest.mark.parametrize("where", ["top", "text"])
+def test_a_tied_flag_that_is_no_flag_is_refused(where: str) -> None:
+    config = tiny_config("llama")
+    config["tie_word_embeddings"] = "yes"
+    if where == "top":
+        config = {"tie_word_embeddings": "yes", "text_config": tiny_config("llama")}
+    with pytest.raises(ArchitectureError, match="tie_word_embeddings"):
+        llama.read_config(config)
+
+
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_an_unknown_rope_type_is_refused_by_name(key: str) -> None:
     config = tiny_config(

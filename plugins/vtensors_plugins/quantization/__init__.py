@@ -1,0 +1,1 @@
+"""What to quantise, how, and under which scheme: recipes."""

@@ -26,7 +26,10 @@ _KV = re.compile(
 )
 # The centre of an affine cache: nvidia-modelopt 0.47 export/quant_utils.py, [1, heads, 1, head_dim].
 _KV_BIAS = re.compile(r"^(?P<owner>.*)\.[kv]_proj\.(?P<what>[kv]_bias)$")
-_KV_SUFFIXES = ("_scale", "_zero_point", "k_bias", "v_bias")
+# The last parts that `kv_owner` knows: a name with another one is not asked about.
+_KV_SUFFIXES = frozenset(
+    "q_scale k_scale v_scale kv_scale output_scale k_bias v_bias q_zero_point k_zero_point v_zero_point".split()
+)
 _ATTENTION_PROJECTION = re.compile(r"\.([qkv]_proj)\.output_scale$")
 
 
@@ -49,7 +52,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
     duplicates: list[tuple[str, str]] = []
     for info in tensors:
         module, _, suffix = info.name.rpartition(".")
-        if suffix.endswith(_KV_SUFFIXES):
+        if suffix in _KV_SUFFIXES:
             owner = kv_owner(info.name)
             if owner is not None:
                 module, what = owner

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -38,11 +41,12 @@ def command(
 
     Exit 0: a load would accept it; 1: it would not; 2: it cannot be opened at all.
     """
-    checkpoint = open_checkpoint(source, revision, download=False, lock=lock)
-    if pattern is not None:
-        _explain(checkpoint, pattern, activations, as_json=as_json)
+    with _collection_paused():
+        checkpoint = open_checkpoint(source, revision, download=False, lock=lock)
+        report = inspection(checkpoint, activations) if pattern is None else None
+    if pattern is not None or report is None:
+        _explain(checkpoint, str(pattern), activations, as_json=as_json)
         return
-    report = inspection(checkpoint, activations)
     if as_json:
         if tree:
             report["modules"] = _all_modules(checkpoint, activations)
@@ -55,6 +59,18 @@ def command(
             print_tree(_all_modules(checkpoint, activations))
     if has_findings(report):
         context.exit(1)
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """A hundred thousand records are made and none is garbage: looking for some would cost a fifth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _all_modules(checkpoint: Checkpoint, activations: str | None) -> list[dict[str, Any]]:

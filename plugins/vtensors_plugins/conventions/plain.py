@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vtensors.claiming import claims_of
@@ -72,12 +73,17 @@ def claim(request: ClaimRequest) -> list[Claim | Refusal]:
     return answers
 
 
+@lru_cache(maxsize=4096)
+def _is_companion(suffix: str) -> bool:
+    return QUANTISED_SUFFIX.search(suffix) is not None
+
+
 def _claim_group(group: TensorGroup) -> Iterator[Claim | Refusal]:
     tensors = group.tensors
     if "weight" in tensors and tensors["weight"].dtype in SCHEMES and len(tensors) == 1:
         yield from _claim_weight(group)
         return
-    companions = [suffix for suffix in tensors if QUANTISED_SUFFIX.search(suffix)]
+    companions = [suffix for suffix in tensors if _is_companion(suffix)]
     others = {suffix: info.dtype for suffix, info in tensors.items() if info.dtype not in SCHEMES}
     if companions:
         yield Refusal(module=group.module, reason=_quantised_reason(group, companions))

@@ -25,6 +25,10 @@ SYMMETRIC = "zero point or shape record of a symmetric scheme"
 _EXTRA_ROLES = ("weight_zero_point", "input_zero_point", "weight_shape")
 
 
+# The nearest name is looked up for so many problems of a kind: each takes milliseconds, and there may be 100,000.
+_LOOKUPS = 20
+
+
 @attrs.frozen(kw_only=True)
 class Accounting:
     """Where every tensor goes.
@@ -190,16 +194,20 @@ def _against_plan(
     used: Mapping[str, tuple[str, ExpectedWeight]],
     left: Mapping[str, Unclaimed],
 ) -> Iterator[VtensorsError]:
+    lookups = _LOOKUPS
     for name, (_, expected) in used.items():
         module = modules.get(name)
         if module is None:
             if expected.required and not _explained(name, left):
-                yield _missing(name, expected, modules)
+                lookups -= 1
+                yield _missing(name, expected, modules if lookups >= 0 else {})
         else:
             yield from _misfit(module, expected)
+    lookups = _LOOKUPS
     for name, module in modules.items():
         if name not in used:
-            near = nearest(name, used) if len(used) < 5000 else None
+            lookups -= 1
+            near = nearest(name, used) if lookups >= 0 and len(used) < 5000 else None
             yield ArchitectureError(
                 f"the model has no place for {', '.join(module.tensors)}",
                 tensor=module.tensors[0],
@@ -248,7 +256,7 @@ def _looks_packed(dtype: str, shape: tuple[int, ...], expected: ExpectedWeight) 
 
 
 def _misfit(module: Module, expected: ExpectedWeight) -> Iterator[VtensorsError]:
-    codes = module.claim.roles["codes"]
+    codes = module.claim.codes
     if module.shape != expected.shape:
         packed = _looks_packed(codes.dtype, module.shape, expected)
         yield ArchitectureError(

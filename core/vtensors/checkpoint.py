@@ -11,14 +11,17 @@ import attrs
 
 from vtensors.accounting import Accounting, account
 from vtensors.activations import ActivationRequest, Executed, executed_activations
+from vtensors.architecture_choice import Knowing, plan_of, who_knows
 from vtensors.claim_reasons import Claimant
 from vtensors.claiming import Claims, claim_all
 from vtensors.configs import CONFIG, HF_QUANT, ConfigFiles
+from vtensors.containment import blamed_on
 from vtensors.declaring import read_declarations, stale_entries
 from vtensors.errors import ArchitectureError, ClaimError, ConflictError
 from vtensors.grouping import Grouped, group_tensors
-from vtensors.hub import open_source
+from vtensors.hub import open_source, resolve
 from vtensors.kv_scales import KvScales, read_kv_scales
+from vtensors.lock import Lock, check_lock, read_lock
 from vtensors.manager import Plugins, default_plugins
 from vtensors.matching import nearest
 from vtensors.modules import Module, find_conflicts, make_modules
@@ -34,7 +37,12 @@ _WEIGHT_ROLES = {"global_divisor": "global_scale", "input_divisor": "input_scale
 
 
 def open_checkpoint(
-    source: str | Path, revision: str | None = None, *, download: bool = False, plugins: Plugins | None = None
+    source: str | Path,
+    revision: str | None = None,
+    *,
+    download: bool = False,
+    plugins: Plugins | None = None,
+    lock: Lock | str | Path | None = None,
 ) -> Checkpoint:
     """The checkpoint at a path, or of `repo[@revision]`, with its headers read and no weight byte.
 
@@ -42,17 +50,22 @@ def open_checkpoint(
     download: whether to fetch a repository that is not cached; without it only its headers are read, by HTTP
     ranges, and `read` refuses.
     plugins: the plugins to use (default: all that are enabled).
-    Errors: CheckpointError, HubError and DeclarationError for what cannot be opened at all. Tensors that
-    nobody reads are listed by `unclaimed` and refused by `check`.
+    lock: a lock, or the file that `vtensors lock` wrote; compared before anything is downloaded, and after.
+    Errors: CheckpointError, HubError and DeclarationError for what cannot be opened at all, LockError where
+    anything moved. Tensors that nobody reads are listed by `unclaimed` and refused by `check`.
     """
     plugins = plugins if plugins is not None else default_plugins()
     switches = plugins.read_switches()
+    if lock is not None and not isinstance(lock, Lock):
+        read_lock(Path(lock))  # refused now, not after a download
+    if lock is not None and download and resolve(source, revision).root is None:
+        open_checkpoint(source, revision, plugins=plugins, lock=lock)
     snapshot = open_source(
         source, revision, download=download, refuse_stray="files" in switches.names("VT_STRICT")
     )
     configs = ConfigFiles(config=snapshot.read_json(CONFIG), hf_quant=snapshot.read_json(HF_QUANT))
     claimants, warnings = read_declarations(configs, plugins, str(snapshot.provenance.source))
-    return Checkpoint(
+    checkpoint = Checkpoint(
         snapshot=snapshot,
         configs=configs,
         plugins=plugins,
@@ -60,6 +73,9 @@ def open_checkpoint(
         claimants=claimants,
         declaring_warnings=warnings,
     )
+    if lock is not None:
+        check_lock(checkpoint, lock)
+    return checkpoint
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -100,7 +116,7 @@ class Checkpoint:
     @cached_property
     def architecture(self) -> Architecture | None:
         """The architecture plugin that knows config.json, or None. Errors: more than one knows it."""
-        found = [o for o in self.plugins.registry.architectures.values() if o.record.matches(self.config)]
+        found = self._knowing.architectures
         if len(found) > 1:
             raise ArchitectureError(
                 "more than one architecture plugin knows this model",
@@ -109,6 +125,10 @@ class Checkpoint:
                 fix="deny all but one with VT_PLUGINS=-<plugin>",
             )
         return found[0].record if found else None
+
+    @cached_property
+    def _knowing(self) -> Knowing:
+        return who_knows(self.plugins.registry.architectures.values(), self.config)
 
     @property
     def architecture_name(self) -> str:
@@ -121,8 +141,9 @@ class Checkpoint:
     @cached_property
     def plan(self) -> ModelPlan | None:
         """What the architecture expects, None where no plugin knows the model."""
-        architecture = self.architecture
-        return architecture.plan(self.config, list(self.modules)) if architecture is not None else None
+        if self.architecture is None:
+            return None
+        return plan_of(self._knowing.architectures[0], self.config, list(self.modules))
 
     @cached_property
     def accounting(self) -> Accounting:
@@ -133,7 +154,7 @@ class Checkpoint:
         return account(
             self.modules,
             self.claims,
-            self._grouped.kv_scales,
+            self._grouped,
             self.plan,
             config_dtype=_CONFIG_DTYPES.get(str(dtype)),
             declared_nothing=not self.configs.blocks() and self.configs.hf_quant is None,
@@ -158,6 +179,7 @@ class Checkpoint:
             *self.snapshot.warnings,
             *self.declaring_warnings,
             *self.claims.warnings,
+            *self._knowing.warnings,
             *(warning for d in declared for warning in d.warnings),
             *stale_entries(self.claimants, self.modules, self.plan),
             *(self.plan.notes if self.plan else ()),
@@ -188,10 +210,6 @@ class Checkpoint:
 
         Errors: the first problem, with the names of the others; ConflictError under `VT_STRICT=conflicts`.
         """
-        for first, second in self._grouped.duplicates:
-            raise ClaimError(
-                "two tensors give the same KV-cache scale", tensor=second, seen=f"{first} and {second}"
-            )
         problems = self.accounting.problems
         if problems:
             first_problem = problems[0]
@@ -225,11 +243,15 @@ class Checkpoint:
         module = self.modules.get(name)
         if module is None:
             raise self._unknown(name)
-        convention = self.plugins.registry.conventions[module.convention].record
-        weight = convention.read(module.claim, self._source)
-        weight.check_values(
-            {_WEIGHT_ROLES.get(role, role): info.name for role, info in module.claim.roles.items()}
-        )
+        owned = self.plugins.registry.conventions[module.convention]
+        with blamed_on(owned, f"reading '{name}': the convention '{module.convention}'"):
+            weight = owned.record.read(module.claim, self._source)
+            if (weight.scheme, tuple(weight.shape)) != (module.scheme, module.shape):
+                found = f"{weight.scheme} {list(weight.shape)}"
+                raise TypeError(f"gave {found} for a claim on {module.scheme} {list(module.shape)}")
+            weight.check_values(
+                {_WEIGHT_ROLES.get(role, role): info.name for role, info in module.claim.roles.items()}
+            )
         return weight
 
     def kv_scales(self) -> dict[str, KvScales]:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from vtensors.answer_checks import check_answers
 from vtensors.claim_reasons import Claimant, Unclaimed, reasons_against
+from vtensors.containment import PLUGIN_FAILURES
+from vtensors.errors import DeclarationError
 from vtensors.forms import ANY_SHAPE, ONE_BLOCK, Form, FormMatch, match_form
 from vtensors.records import (
     Claim,
@@ -39,8 +42,8 @@ def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, p
     """Every group claimed once, or listed as unclaimed with reasons.
 
     prefer: name of the plugin, distribution or convention that wins where two claim a tensor (`VT_PREFER`).
-    A convention that raises, or returns something that is not a claim on the groups given, is left out
-    with a warning; the others go on.
+    Errors: a convention's DeclarationError. One that raises anything else, or returns something that is not a
+    claim on the groups given, is left out with a warning; the others go on.
     """
     warnings: list[str] = []
     known = {id(info) for group in groups for info in group.tensors.values()}
@@ -50,8 +53,10 @@ def claim_all(groups: Sequence[TensorGroup], claimants: Sequence[Claimant], *, p
         name = claimant.convention.name
         try:
             given = list(_ask(claimant, groups))
-            _check_answers(given, known)
-        except Exception as problem:  # a broken plugin must not stop the others
+            check_answers(given, name, known)
+        except DeclarationError:  # what the configuration says cannot be followed, for example in time
+            raise
+        except PLUGIN_FAILURES as problem:  # a broken plugin must not stop the others
             warnings.append(
                 f"convention '{name}' ({claimant.owner}) failed and was left out: "
                 f"{type(problem).__name__}: {problem}"
@@ -130,19 +135,6 @@ def _ask(claimant: Claimant, groups: Sequence[TensorGroup]) -> Iterable[Claim | 
     if convention.claim is not None:
         return convention.claim(request)
     return claim_by_forms(convention, request)
-
-
-def _check_answers(answers: Sequence[object], known: set[int]) -> None:
-    for answer in answers:
-        if isinstance(answer, Refusal):
-            continue
-        if not isinstance(answer, Claim):
-            raise TypeError(f"claim() returned {type(answer).__name__}, expected Claim or Refusal")
-        for info in answer.roles.values():
-            if id(info) not in known:
-                raise TypeError(
-                    f"claim on '{answer.module}' names a tensor that the checkpoint does not hold"
-                )
 
 
 # --- claiming by forms ------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ click is imported here; a subcommand's own module is imported when that subcomma
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import io
 import json
 import logging
 import os
@@ -17,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import PluginError, VtensorsError
 from vtensors.manager import Plugins, default_plugins
 from vtensors.plugin_candidates import own_version
@@ -29,6 +32,7 @@ EXIT_REFUSED = 2
 EXIT_MISTAKE = 70
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PluginGroup(click.Group):
@@ -88,7 +92,7 @@ def import_command(owned: Owned[Command]) -> click.Command:
     module_name, _, attribute = owned.record.load.partition(":")
     try:
         command = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:
+    except PLUGIN_FAILURES as error:
         raise PluginError(
             f"the command '{owned.record.name}' of plugin '{owned.plugin}' ({owned.distribution}) cannot be "
             f"imported from {owned.record.load}",
@@ -106,6 +110,7 @@ def import_command(owned: Owned[Command]) -> click.Command:
 
 def main(args: Sequence[str] | None = None, *, find_plugins: Callable[[], Plugins] = default_plugins) -> int:
     """Run the program and return its exit status. args: the words behind its name (default: sys.argv)."""
+    _ready_streams()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
     words = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
@@ -114,9 +119,14 @@ def main(args: Sequence[str] | None = None, *, find_plugins: Callable[[], Plugin
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # The reader has gone; what Python flushes at exit goes nowhere instead of raising again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_REFUSED
     except (KeyboardInterrupt, EOFError, click.Abort):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -146,10 +156,27 @@ def _run(words: list[str], find_plugins: Callable[[], Plugins], as_json: bool) -
         return EXIT_REFUSED
     except (BrokenPipeError, click.Abort, EOFError):
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            raise
         traceback.print_exc()
         click.echo("this is a mistake in vtensors or in one of its plugins; please report it", err=True)
         return EXIT_MISTAKE
+
+
+def _ready_streams() -> None:
+    """Standard streams that take any text: what their encoding lacks is escaped, missing ones go nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the whole run
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """What Python flushes at exit goes nowhere instead of raising again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def error_record(error: VtensorsError) -> dict[str, str | None]:

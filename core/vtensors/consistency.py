@@ -75,7 +75,7 @@ def _pre_scale_gaps(modules: Iterable[Module]) -> Iterator[VtensorsError]:
             suffix = next(p.suffix for p in module.claim.form.tensors if p.role == "pre_scale")
             yield ClaimError(
                 f"the activation scale is missing here, and present in {len(scaled)} modules of this kind",
-                file=module.claim.roles["codes"].file,
+                file=module.claim.codes.file,
                 tensor=f"{module.name}.{suffix}",
                 seen=f"{scaled[0].name} has one",
                 accepted="the scale in all modules of one kind, or in none",

@@ -6,17 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from vtensors.answer_checks import CheckedSchemeOf, check_declaration
 from vtensors.claim_reasons import Claimant
 from vtensors.configs import HF_QUANT, ConfigFiles
+from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import DeclarationError, VtensorsError
 from vtensors.manager import Plugins
 from vtensors.matching import HEADS, nearest
-from vtensors.records import Declaration, DeclaredScheme, ModelPlan
+from vtensors.records import DeclaredScheme, ModelPlan
 
 # What lies beside the text model in a wrapper: a component of the module's name.
 _OTHER_TOWERS = frozenset(
     ("visual", "vision_tower", "vision_model", "audio_tower", "audio_model", "multi_modal_projector")
 )
+
+# The nearest name is looked up for so many lists: each takes up to a second where modules are many.
+_LOOKUPS = 10
 
 
 def read_declarations(
@@ -33,16 +38,20 @@ def read_declarations(
         convention = owned.record
         try:
             declaration = convention.declare(configs)
-            if declaration is not None and not isinstance(declaration, Declaration):
-                raise TypeError(f"declare() returned {type(declaration).__name__}")
+            if declaration is not None:
+                declaration = check_declaration(declaration)
         except VtensorsError:
             raise
-        except Exception as problem:  # a broken plugin must not stop the others
+        except PLUGIN_FAILURES as problem:  # a broken plugin must not stop the others
             warnings.append(
                 f"convention '{convention.name}' of plugin '{owned.plugin}' ({owned.distribution}) failed and was "
                 f"left out: {type(problem).__name__}: {problem}"
             )
             continue
+        if declaration is not None:
+            owner = f"convention '{convention.name}' of plugin '{owned.plugin}' ({owned.distribution})"
+            checked = CheckedSchemeOf(declaration.scheme_of, owner)
+            declaration = attrs.evolve(declaration, scheme_of=checked)
         if declaration is not None and configs.only_text_is_declared():
             declaration = attrs.evolve(declaration, scheme_of=_TextOnly(declaration.scheme_of))
         claimants.append(
@@ -96,7 +105,7 @@ def stale_entries(
     """
     names = list(modules)
     shared = HEADS if plan is not None and "lm_head" not in plan.weights else ()
-    found = []
+    found: list[str] = []
     for claimant in claimants:
         for matcher in claimant.declaration.matchers if claimant.declaration else ():
             for name in names:
@@ -105,7 +114,7 @@ def stale_entries(
             if not stale:
                 continue
             bare = stale[0].text.removeprefix("re:").replace("\\", "").strip("^$.*")
-            near = nearest(bare, _with_parents(names))
+            near = nearest(bare, _with_parents(names)) if len(found) < _LOOKUPS else None
             found.append(
                 f"{stale[0].where}: {len(stale)} entries match no module: "
                 + ", ".join(repr(entry.text) for entry in stale[:3])

@@ -71,5 +71,18 @@ class SwitchError(VtensorsError):
     """A `VT_*` environment variable holds a value that is not accepted."""
 
 
+class OutputError(VtensorsError):
+    """What is written cannot be: no space, no permission, a place that must not be written to."""
+
+
+class LockError(VtensorsError):
+    """A checkpoint is not the one that was locked, or the lock file cannot be read.
+
+    moved: one sentence for everything that moved; empty for a lock file that cannot be read.
+    """
+
+    moved: tuple[str, ...] = ()
+
+
 class RequestError(VtensorsError):
     """An argument of the Python API or the command line cannot be served."""

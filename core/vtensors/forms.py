@@ -18,6 +18,8 @@ FLOAT_DTYPES = ("BF16", "F16", "F32")
 ANY_SHAPE = "[*]"
 # Before a pattern: only where the whole matrix is one block, whose scale writers collapse.
 ONE_BLOCK = "one block:"
+# Published models have at most 512; a header can promise any number of experts that have no elements.
+MAX_EXPERTS = 16384
 
 
 @attrs.frozen(kw_only=True)
@@ -176,6 +178,8 @@ def match_form(
         if tensor.role == "scale" and info.shape == (dims.get("E"),) == (dims.get("N"),):
             return f"cannot tell '{info.name}' {info.describe()} per expert from per row: E = N = {dims['N']}"
         roles[tensor.role] = info
+    if dims.get("E", 0) > MAX_EXPERTS:
+        return f"has at most {MAX_EXPERTS} experts in one tensor, found {dims['E']}"
     return FormMatch(form=form, dims=dims, roles=roles)
 
 

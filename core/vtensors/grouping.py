@@ -28,7 +28,8 @@ _KV = re.compile(
 _KV_BIAS = re.compile(r"^(?P<owner>.*)\.[kv]_proj\.(?P<what>[kv]_bias)$")
 # The last parts that `kv_owner` knows: a name with another one is not asked about.
 _KV_SUFFIXES = frozenset(
-    "q_scale k_scale v_scale kv_scale output_scale k_bias v_bias q_zero_point k_zero_point v_zero_point".split()
+    ["q_scale", "k_scale", "v_scale", "kv_scale", "output_scale", "k_bias", "v_bias"]
+    + [f"{letter}_zero_point" for letter in "qkv"]
 )
 _ATTENTION_PROJECTION = re.compile(r"\.([qkv]_proj)\.output_scale$")
 

@@ -24,6 +24,8 @@ from vtensors.tensors import TensorInfo
 MAX_HEADER_BYTES = 100_000_000
 # A header needs four levels: the object, a tensor, its shape; one is spare for a clear message.
 MAX_HEADER_DEPTH = 4
+# A tensor has three brackets and some six commas: `MAX_TENSORS` of them pass.
+MAX_HEADER_VALUES = 3_000_000
 # Enough to know a git-LFS pointer, which is shorter than 200 bytes.
 PREFIX_BYTES = 1024
 
@@ -135,6 +137,7 @@ def parse_header(file: str, raw: bytes, file_size: int) -> ShardHeader:
         what="header",
         max_depth=MAX_HEADER_DEPTH,
         max_bytes=MAX_HEADER_BYTES,
+        max_values=MAX_HEADER_VALUES,
     )
     if not isinstance(content, dict):
         raise CheckpointError("the header is not a JSON object", file=file, seen=type(content).__name__)

@@ -11,6 +11,13 @@ from vtensors.tensors import TensorInfo, expected_nbytes
 _ENTRY_KEYS = frozenset(("dtype", "shape", "data_offsets"))
 # Sizes are 64-bit in every reader of the format.
 _SIZE_LIMIT = 2**63
+# Published names have at most 12 components and 120 characters; names are cut at every dot many times over.
+MAX_NAME = 1024
+MAX_COMPONENTS = 64
+# The most dimensions that numpy and torch can index.
+MAX_RANK = 64
+# Of one file; the largest published checkpoints hold about as many in all their files together.
+MAX_TENSORS = 300_000
 
 
 def read_metadata(file: str, value: object) -> dict[str, str]:
@@ -39,9 +46,24 @@ def read_entries(file: str, content: dict[str, object], data_begin: int) -> tupl
     # Most of 100,000 tensors share few dtypes and shapes: keep one copy and check each pair once.
     sizes: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...], int | None]] = {}
     infos = []
+    if len(content) > MAX_TENSORS:
+        raise CheckpointError(
+            "the header has too many tensors",
+            file=file,
+            seen=f"{len(content)} tensors",
+            accepted=f"at most {MAX_TENSORS}",
+        )
     for name, entry in content.items():
         if not name:
             raise CheckpointError("a tensor has an empty name", file=file)
+        if len(name) > MAX_NAME or name.count(".") >= MAX_COMPONENTS:
+            raise CheckpointError(
+                "a tensor's name is too long",
+                file=file,
+                tensor=_short(name),
+                seen=f"{len(name)} characters, {name.count('.') + 1} components",
+                accepted=f"at most {MAX_NAME} characters and {MAX_COMPONENTS} components",
+            )
         if type(entry) is not dict or entry.keys() != _ENTRY_KEYS:
             raise _bad_entry(file, name, entry)
         dtype, dims, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -51,6 +73,14 @@ def read_entries(file: str, content: dict[str, object], data_begin: int) -> tupl
         if type(dims) is not list or any([type(dim) is not int or dim < 0 for dim in dims]):  # noqa: C419
             raise CheckpointError(
                 "shape is not a list of non-negative integers", file=file, tensor=name, seen=_short(dims)
+            )
+        if len(dims) > MAX_RANK:
+            raise CheckpointError(
+                "shape has too many dimensions",
+                file=file,
+                tensor=name,
+                seen=f"{len(dims)}",
+                accepted=f"at most {MAX_RANK}",
             )
         key = (dtype, tuple(dims))
         known = sizes.get(key)

@@ -77,8 +77,14 @@ def resolve(source: str | Path, revision: str | None = None, *, offline: bool | 
     A revision that is completely cached is taken from the cache without asking the Hub, so that a branch
     moves only when it is downloaded again. Raises HubError for a name that is neither, and offline for a
     snapshot that is absent or incomplete, naming what each cached snapshot holds; RequestError for two
-    different revisions.
+    different revisions and for a source that is neither text nor a path.
     """
+    if not isinstance(source, str | Path):
+        raise RequestError(
+            "this names no checkpoint",
+            seen=repr(source)[:80],
+            accepted="a str or pathlib.Path: a path, or org/name[@revision]",
+        )
     path = _existing_path(source)
     if path is not None:
         return _resolve_path(str(source), path, revision)

@@ -21,6 +21,7 @@ import pluggy
 
 from vtensors import hookspecs
 from vtensors._lazy import BUILTIN_PLUGINS
+from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import PluginError
 from vtensors.plugin_candidates import Candidate, PluginFilter, builtin_candidates, find_entry_points
 from vtensors.plugin_loading import Loaded, PluginStatus, load
@@ -114,7 +115,7 @@ class Plugins:
                 continue
             try:
                 impl.function(*([value] if argument in impl.argnames else []))
-            except Exception as error:
+            except PLUGIN_FAILURES as error:
                 name = impl.plugin_name
                 self._failed_observers.add(name)
                 _log.warning("plugin '%s' failed in %s and is left out of it: %r", name, hook, error)

@@ -14,7 +14,6 @@ An entry that begins with `re:` is a regular expression in every list: no module
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
@@ -22,7 +21,7 @@ from functools import lru_cache
 
 import attrs
 
-from vtensors.errors import DeclarationError
+from vtensors.patterns import MatchBudget, glob_test, regex_test
 
 DIALECTS = ("model.language_model.", "language_model.model.", "model.")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
@@ -35,6 +34,8 @@ FUSED: dict[str, tuple[str, ...]] = {
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
 _UNFUSED = {part: fused for fused, parts in FUSED.items() for part in parts}
+# Characters of a name that is compared with all others: the time grows with their square.
+_COMPARED = 200
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -79,36 +80,35 @@ class Entry:
         return any(self.test(spelling) for spelling in spellings(name))
 
 
-def glob_entry(text: str, where: str) -> Entry:
-    """A ModelOpt exclude entry: a shell glob when it has a wildcard, else exact name or parent."""
+def glob_entry(text: str, where: str, budget: MatchBudget | None = None) -> Entry:
+    """A ModelOpt exclude entry: a shell glob when it has a wildcard, else exact name or parent.
+
+    budget: shared by the entries of a declaration, so that all of them together end in time.
+    """
     if text.startswith(REGEX):
-        return regex_entry(text, where)
+        return regex_entry(text, where, budget)
     if any(mark in text for mark in "*?["):
-        pattern = re.compile(fnmatch.translate(text))
-        return Entry(text=text, where=where, exact=False, test=lambda name: pattern.match(name) is not None)
+        return Entry(
+            text=text, where=where, exact=False, test=glob_test(text, where, budget or MatchBudget())
+        )
     return Entry(text=text, where=where, exact=True, test=_same_or_below(text))
 
 
-def regex_entry(text: str, where: str) -> Entry:
-    """A compressed-tensors entry: `re:` and a regular expression anchored at the start, else exact."""
+def regex_entry(text: str, where: str, budget: MatchBudget | None = None) -> Entry:
+    """A compressed-tensors entry: `re:` and a regular expression anchored at the start, else exact.
+
+    budget: as in `glob_entry`. Errors: DeclarationError for what is no regular expression, or takes too long.
+    """
     if text.startswith(REGEX):
-        try:
-            pattern = re.compile(text.removeprefix(REGEX))
-        except re.error as problem:
-            raise DeclarationError(
-                f"not a regular expression: {problem}",
-                file=where,
-                seen=repr(text),
-                accepted="re:<Python regular expression> or an exact module name",
-            ) from problem
-        return Entry(text=text, where=where, exact=False, test=lambda name: pattern.match(name) is not None)
+        test = regex_test(text.removeprefix(REGEX), text, where, budget or MatchBudget())
+        return Entry(text=text, where=where, exact=False, test=test)
     return Entry(text=text, where=where, exact=True, test=lambda name: name == text)
 
 
-def suffix_entry(text: str, where: str) -> Entry:
-    """A transformers `modules_to_not_convert` entry: exact, a parent, or a dotted suffix."""
+def suffix_entry(text: str, where: str, budget: MatchBudget | None = None) -> Entry:
+    """A transformers `modules_to_not_convert` entry: exact, a parent, or a dotted suffix. budget: as above."""
     if text.startswith(REGEX):
-        return regex_entry(text, where)
+        return regex_entry(text, where, budget)
     below, dotted = _same_or_below(text), "." + text
     return Entry(text=text, where=where, exact=True, test=lambda name: below(name) or name.endswith(dotted))
 
@@ -176,6 +176,9 @@ def is_class_name(text: str) -> bool:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The most similar candidate, for messages; None when nothing is near."""
-    found = get_close_matches(name, list(candidates)[:20000], n=1, cutoff=0.6)
+    """The most similar candidate, for messages; None when nothing is near or the name is very long."""
+    if len(name) > _COMPARED:
+        return None
+    short = [candidate for candidate in candidates if len(candidate) <= _COMPARED][:20000]
+    found = get_close_matches(name, short, n=1, cutoff=0.6)
     return found[0] if found else None

@@ -78,7 +78,7 @@ def is_quantized(scheme: str) -> bool:
 def _stored_bytes(claim: Claim) -> int:
     if claim.part is None:
         return sum(info.nbytes for info in claim.roles.values())
-    codes = claim.roles["codes"]
+    codes = claim.codes
     rows = codes.shape[2] if claim.part.transposed else codes.shape[1]
     whole = codes.shape[0] * rows
     share = claim.part.row_end - claim.part.row_begin
@@ -126,7 +126,7 @@ def _disagreement(module: Module) -> tuple[str, str] | None:
 def _is_linear(module: Module, declared: DeclaredScheme) -> bool:
     """Whether a declaration by class or by default can mean this plain module at all."""
     last = module.name.rpartition(".")[2]
-    codes = module.claim.roles["codes"].name
+    codes = module.claim.codes.name
     is_matrix = len(module.shape) == 2 and (codes.endswith(".weight") or module.claim.part is not None)
     return is_matrix and (declared.explicit or last not in _EMBEDDINGS)
 

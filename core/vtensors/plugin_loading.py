@@ -12,6 +12,7 @@ import attrs
 import pluggy
 
 from vtensors import hookspecs
+from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import PluginError
 from vtensors.plugin_candidates import Candidate, PluginFilter
 from vtensors.record_checks import RECORD_TYPES, AnyRecord, check_info, check_records
@@ -82,8 +83,7 @@ def load(candidate: Candidate, manager: pluggy.PluginManager, wanted: PluginFilt
         manager.register(plugin, name=f"{candidate.name} ({candidate.distribution})")
         hooks = _hooks_of(plugin, manager)
         info, records = _ask(candidate, hooks)
-    # SystemExit as well: a plugin that leaves while it is imported must not take the program with it.
-    except (Exception, SystemExit) as error:
+    except PLUGIN_FAILURES as error:
         _unregister(manager, plugin)
         return Loaded(
             status=attrs.evolve(

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import VtensorsError
 from vtensors.records import KernelRequest, KernelSpec
 
@@ -69,7 +70,7 @@ def bind(ranking: Ranking, weight: Any) -> BoundKernel:
     for kernel in ranking.candidates:
         try:
             call = kernel.bind(weight, ranking.request)
-        except Exception as problem:
+        except PLUGIN_FAILURES as problem:
             rejected.append((kernel.name, f"failed to bind: {_told(problem)}"))
         else:
             return BoundKernel(kernel=kernel, call=call, rejected=tuple(rejected))
@@ -83,7 +84,7 @@ def _reason_against(kernel: KernelSpec, request: KernelRequest) -> str | None:
         return f"made for {', '.join(kernel.targets)}, not {_device(request)}"
     try:
         return kernel.refuse(request)
-    except Exception as problem:
+    except PLUGIN_FAILURES as problem:
         return f"failed to say whether it can: {_told(problem)}"
 
 
@@ -103,7 +104,7 @@ def _device(request: KernelRequest) -> str:
     return f"sm_{major}{minor}"
 
 
-def _told(problem: Exception) -> str:
+def _told(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
 
 

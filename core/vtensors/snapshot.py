@@ -90,7 +90,8 @@ def open_snapshot(root: Path, provenance: Provenance, *, refuse_stray: bool = Fa
     Raises CheckpointError for everything that `select_local`, `read_header` and `join_headers` refuse.
     """
     selection = select_local(root)
-    folder = root if root.is_dir() else root.parent
+    # Absolute: files are opened when they are asked for, and the process may have moved by then.
+    folder = (root if root.is_dir() else root.parent).absolute()
     headers = {name: read_header(folder / name, name) for name in selection.files}
     return assemble(folder, provenance, selection, headers, refuse_stray=refuse_stray)
 
@@ -153,18 +154,8 @@ def select_local(root: Path) -> ShardSelection:
             f"the directory cannot be read: {cause.strerror or cause}", file=str(root)
         ) from cause
     selection = select_shards(str(root), names, read_side_file(root, INDEX_NAME))
-    allowed = _link_targets(root)
     for name in selection.files:
-        path = root / name
-        _refuse_broken_link(path, name)
-        target = path.resolve()
-        if not any(target.is_relative_to(folder) for folder in allowed):
-            raise CheckpointError(
-                f"the file is a link that leaves the checkpoint's directory, to {target}",
-                file=name,
-                accepted="files inside of the directory, or links of the Hub cache into its blobs folder",
-                fix="copy the file itself into the directory (cp -L), or open it by its own path",
-            )
+        _refuse_link(root, name)
     return selection
 
 
@@ -172,7 +163,7 @@ def read_side_file(root: Path, name: str) -> bytes | None:
     """Content of the file `name` in the directory `root`, None where it does not exist; see
     `Snapshot.read_bytes`."""
     path = root / name
-    _refuse_broken_link(path, name)
+    _refuse_link(root, name)
     try:
         if not path.is_file():
             return None
@@ -183,6 +174,22 @@ def read_side_file(root: Path, name: str) -> bytes | None:
     if len(data) > MAX_BYTES:
         raise CheckpointError("the file is too long", file=name, accepted=f"at most {MAX_BYTES} bytes")
     return data
+
+
+def _refuse_link(root: Path, name: str) -> None:
+    """Raises CheckpointError for a link that is broken or leaves the directory."""
+    path = root / name
+    if not path.is_symlink():
+        return
+    _refuse_broken_link(path, name)
+    target = path.resolve()
+    if not any(target.is_relative_to(folder) for folder in _link_targets(root)):
+        raise CheckpointError(
+            f"the file is a link that leaves the checkpoint's directory, to {target}",
+            file=name,
+            accepted="files inside of the directory, or links of the Hub cache into its blobs folder",
+            fix="copy the file itself into the directory (cp -L), or open it by its own path",
+        )
 
 
 def _refuse_broken_link(path: Path, name: str) -> None:

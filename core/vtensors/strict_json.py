@@ -13,6 +13,11 @@ MAX_DEPTH = 64
 # The bound that safetensors sets for a header; index and config files are held to it as well.
 MAX_BYTES = 100_000_000
 
+# Values in one document. Python needs up to 70 bytes for a value that is written in three.
+MAX_VALUES = 2_000_000
+# No size, id or hash that a configuration gives as a number has more digits; floats end below 10^309.
+_LONG_NUMBER = re.compile(rb"[0-9]{40}")
+
 _HALF_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -24,6 +29,7 @@ def parse_json(
     error: type[VtensorsError] = CheckpointError,
     max_depth: int = MAX_DEPTH,
     max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
     allow_infinity: bool = False,
 ) -> object:
     """The value that the JSON text `data` holds.
@@ -32,10 +38,12 @@ def parse_json(
     error: class that is raised.
     max_depth: nested objects and arrays allowed, the outermost counts as one.
     max_bytes: length allowed.
+    max_values: commas and opening brackets allowed, those inside of strings count too; this bounds the memory.
     allow_infinity: accept `Infinity` and `-Infinity`, which transformers writes into config.json.
 
     Raises `error` for invalid UTF-8, text that is not JSON, a key that appears twice in one object, NaN,
-    infinite numbers, half a surrogate pair, and for text that is too long or too deep.
+    infinite numbers, integers of 40 digits or more, half a surrogate pair, and
+    for text that is too long, too deep or holds too many values.
     """
     if len(data) > max_bytes:
         raise error(
@@ -43,6 +51,11 @@ def parse_json(
             file=file,
             seen=f"{len(data)} bytes",
             accepted=f"at most {max_bytes} bytes",
+        )
+    values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if values > max_values:
+        raise error(
+            f"the {what} holds too many values", file=file, seen=f"{values}", accepted=f"at most {max_values}"
         )
     try:
         text = data.decode("utf-8")
@@ -58,6 +71,8 @@ def parse_json(
             object_pairs_hook=_object,
             parse_constant=_constant_parser(allow_infinity),
             parse_float=_finite_float,
+            # A hook for every integer would double the time of a header.
+            parse_int=_bounded_int if _LONG_NUMBER.search(data) else None,
         )
     except _RefusedValueError as cause:
         raise error(f"the {what} {cause}", file=file) from cause
@@ -101,6 +116,12 @@ def _finite_float(text: str) -> float:
     if math.isinf(value):
         raise _RefusedValueError(f"holds the number {text[:40]}, which is too large")
     return value
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) >= 40:
+        raise _RefusedValueError(f"holds the number {text[:40]}..., which is too large")
+    return int(text)
 
 
 def _deeper_than(value: object, max_depth: int) -> bool:

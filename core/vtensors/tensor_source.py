@@ -48,21 +48,34 @@ class MappedTensors:
         A view of the memory map where the offset fits the element size, else a copy. Writing to it never
         changes the file. Errors: CheckpointError for a dtype that torch does not have, or a changed file.
         """
-        import torch
-
-        name = _TORCH.get(info.dtype)
-        if name is None:
-            raise CheckpointError(
-                "the tensor's dtype cannot be read",
-                file=info.file,
-                tensor=info.name,
-                seen=info.describe(),
-                accepted=", ".join(_TORCH),
-            )
-        dtype = getattr(torch, name)
-        shape = info.shape if info.dtype != "F4" else (*info.shape[:-1], info.shape[-1] // 2)
-        if info.nbytes == 0:
-            return torch.empty(shape, dtype=dtype)
+        if info.dtype not in _TORCH or info.nbytes == 0:
+            return stored_tensor(b"", info, info.shape)
         aligned = info.begin % max(1, DTYPE_BITS[info.dtype] // 8) == 0
         data = self.reader.bytes_view(info) if aligned else self.reader.read_copy(info)
-        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+        return stored_tensor(data, info, info.shape)
+
+
+def stored_tensor(
+    data: bytes | bytearray | memoryview, info: TensorInfo, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Stored bytes as a tensor of the header's dtype, sharing their memory; F4 as bytes, two per element.
+
+    shape: logical, `info.shape` or that of the part that data holds. Errors: as `MappedTensors.view`.
+    """
+    import torch
+
+    name = _TORCH.get(info.dtype)
+    if name is None:
+        raise CheckpointError(
+            "the tensor's dtype cannot be read",
+            file=info.file,
+            tensor=info.name,
+            seen=info.describe(),
+            accepted=", ".join(_TORCH),
+        )
+    dtype = getattr(torch, name)
+    if info.dtype == "F4":
+        shape = (*shape[:-1], shape[-1] // 2)
+    if len(data) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)

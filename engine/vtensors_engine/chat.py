@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-import json
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from vtensors.errors import DeclarationError, RequestError
+from vtensors_engine.chat_process import ChatProcess, TemplateRefusedError
 from vtensors_engine.text import TOKENIZER_CONFIG_FILE, SideFiles, named_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -21,8 +14,16 @@ TEMPLATE_FILE = "chat_template.jinja"
 Message = Mapping[str, object]
 
 
+_log = logging.getLogger("vtensors")
+
+
 class ChatTemplate:
-    """A checkpoint's chat template. file: where it was found; name: `default`, or as the checkpoint says."""
+    """A checkpoint's chat template. file: where it was found; name: `default`, or as the checkpoint says.
+
+    It is code of the publisher's, so another process runs it, bounded in time, memory and output. One that
+    breaks a bound or reaches for Python's insides is not run again: conversations become plain text, with one
+    warning. Raises RequestError for a template with a syntax error.
+    """
 
     def __init__(
         self,
@@ -35,12 +36,13 @@ class ChatTemplate:
         self.file = file
         self.name = name
         self._special_tokens = dict(special_tokens or {})
+        self._source = source
+        self._refused = False
+        self._process = ChatProcess()
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as cause:
-            raise RequestError(
-                f"the chat template cannot be read: {cause.message}", file=file, seen=f"line {cause.lineno}"
-            ) from cause
+            self._process.check(source, file=file)
+        except TemplateRefusedError as cause:
+            self._refuse(cause)
 
     def render(
         self,
@@ -55,7 +57,8 @@ class ChatTemplate:
         add_generation_prompt: end with the opening of the assistant's answer.
         variables: what else the template knows, for example `tools` or `enable_thinking`.
 
-        Raises RequestError for messages that are none, and with the template's file for what it raises.
+        Messages and variables are JSON values. Raises RequestError for anything else, for messages that are
+        none, and with the template's file for what it raises.
         """
         _check_messages(messages)
         values: dict[str, object] = {
@@ -67,15 +70,34 @@ class ChatTemplate:
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            return self._template.render(values)
-        except Exception as cause:  # a template can raise anything that an expression of Python can
-            raise RequestError(
-                f"the chat template does not accept the conversation: {cause or type(cause).__name__}",
-                file=self.file,
-                seen=f"roles {', '.join(str(message['role']) for message in messages)}",
-                fix="see the template for the roles and contents it accepts",
-            ) from cause
+        if not self._refused:
+            try:
+                return self._process.render(self._source, values, file=self.file)
+            except TemplateRefusedError as cause:
+                self._refuse(cause)
+        return plain_text(messages, add_generation_prompt=add_generation_prompt)
+
+    def _refuse(self, cause: TemplateRefusedError) -> None:
+        self._refused = True
+        self._process.stop()
+        _log.warning(
+            "%s: the chat template is not used: %s; conversations become plain lines of role and content, "
+            "which the model was not trained on",
+            self.file,
+            cause,
+        )
+
+
+def plain_text(messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    """A conversation as lines `role: content`, for a template that must not run."""
+    lines = [f"{message['role']}: {_content(message.get('content'))}" for message in messages]
+    return "\n".join([*lines, "assistant:"] if add_generation_prompt else lines)
+
+
+def _content(value: object) -> str:
+    if isinstance(value, list):  # parts: {"type": "text", "text": ...} and what plain text cannot show
+        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
+    return "" if value is None else str(value)
 
 
 def open_chat_template(files: SideFiles, name: str | None = None) -> ChatTemplate:
@@ -84,14 +106,18 @@ def open_chat_template(files: SideFiles, name: str | None = None) -> ChatTemplat
     name: one of several named templates; None is `default`, or the only one.
     Raises RequestError where there is none, or none of that name; DeclarationError for a bad value.
     """
-    tokens = named_tokens(files)
+    source, file, chosen = open_chat_template_source(files, name)
+    return ChatTemplate(source, file=file, name=chosen, special_tokens=named_tokens(files))
+
+
+def open_chat_template_source(files: SideFiles, name: str | None = None) -> tuple[str, str, str]:
+    """The text of the template, its file and its name; nothing of it is run. As `open_chat_template`."""
     data = files.read_bytes(TEMPLATE_FILE)
     if data is not None and name in (None, "default"):
         try:
-            source = data.decode("utf-8")
+            return data.decode("utf-8"), TEMPLATE_FILE, "default"
         except UnicodeDecodeError as cause:
             raise RequestError("the chat template is not valid UTF-8", file=TEMPLATE_FILE) from cause
-        return ChatTemplate(source, file=TEMPLATE_FILE, special_tokens=tokens)
     sources = _named_sources((files.read_json(TOKENIZER_CONFIG_FILE) or {}).get("chat_template"))
     if not sources:
         raise RequestError(
@@ -107,7 +133,7 @@ def open_chat_template(files: SideFiles, name: str | None = None) -> ChatTemplat
             file=TOKENIZER_CONFIG_FILE,
             accepted=", ".join(sorted(sources)),
         )
-    return ChatTemplate(sources[chosen], file=TOKENIZER_CONFIG_FILE, name=chosen, special_tokens=tokens)
+    return sources[chosen], TOKENIZER_CONFIG_FILE, chosen
 
 
 def _named_sources(value: object) -> dict[str, str]:
@@ -137,48 +163,3 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError("a message has no role", seen=repr(message)[:80], accepted=accepted)
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant says, for training; here its body is simply text."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    # As transformers renders templates (5.24, utils/chat_template_utils.py): the same flags, filters and
-    # functions. The text is no HTML, so nothing is escaped.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-        extensions=[jinja2.ext.loopcontrols, _Generation],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> str:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

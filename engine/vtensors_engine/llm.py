@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +30,7 @@ from vtensors_engine.text import (
 )
 
 if TYPE_CHECKING:
+    from vtensors.lock import Lock
     from vtensors.provenance import Provenance
 
 OnPiece = Callable[[int, StreamPiece], None]
@@ -63,7 +64,7 @@ class LLM:
     model: a directory, `repo[@revision]`, or a model that `load_model` returned.
     device: `cpu`, `cuda` or `cuda:<index>`; None is CUDA where torch has a device, else the CPU.
     dtype: what it computes in; None is float32 on the CPU, and the checkpoint's own dtype on CUDA.
-    activations, kv_cache_dtype: as `load_model` takes them.
+    activations, kv_cache_dtype, lock: as `load_model` takes them.
     max_sequences: most prompts in work at the same time; no result depends on it.
 
     Raises what `load_model` raises, and RequestError for arguments that cannot be served.
@@ -72,26 +73,39 @@ class LLM:
     def __init__(
         self,
         model: str | PathLike[str] | LoadedModel,
-        revision: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         activations: str | None = None,
         *,
+        revision: str | None = None,
         kv_cache_dtype: str = "auto",
         max_sequences: int = 32,
+        lock: Lock | str | PathLike[str] | None = None,
     ) -> None:
         if type(max_sequences) is not int or max_sequences < 1:
             raise RequestError(
                 "max_sequences cannot be used", seen=repr(max_sequences), accepted="an integer >= 1"
             )
         if isinstance(model, str | PathLike):
-            self.model = _load(model, revision, device, dtype, activations, kv_cache_dtype)
-        elif all(value is None for value in (revision, device, dtype, activations)):
+            # Imported here: an LLM over a loaded model needs nothing of the loader.
+            from vtensors_engine.loading import load_model
+
+            where = resolve_device(device)
+            self.model: LoadedModel = load_model(
+                model,
+                revision=revision,
+                device=where,
+                dtype=resolve_dtype(dtype, where),
+                activations=activations,
+                kv_cache_dtype=kv_cache_dtype,
+                lock=lock,
+            )
+        elif all(value is None for value in (revision, device, dtype, activations, lock)):
             self.model = model
         else:
             raise RequestError(
                 "a loaded model keeps what it was loaded with",
-                seen="a loaded model and one of revision, device, dtype, activations",
+                seen="a loaded model and one of revision, device, dtype, activations, lock",
                 accepted="either a path and these arguments, or the model alone",
             )
         files = self.model.checkpoint.snapshot
@@ -134,11 +148,12 @@ class LLM:
 
         A reader that stops early ends the work.
         """
-        ids = token_prompts(prompt, self._tokenizer)
+        # An empty list is one empty prompt here, not a list of none.
+        ids = token_prompts(prompt, self._tokenizer) or token_prompts([prompt], self._tokenizer)
         if len(ids) != 1:
             raise RequestError("one prompt can be streamed at a time", seen=f"{len(ids)} prompts")
         sequences = self._sequences(ids, params)
-        return (piece for _, piece in self._steps(sequences, timing or Timing()))
+        return self._pieces(sequences, timing or Timing())
 
     def chat(
         self,
@@ -212,7 +227,16 @@ class LLM:
             detokenizer=None if self._tokenizer is None else Detokenizer(self._tokenizer),
         )
 
-    def _steps(self, sequences: list[Sequence], timing: Timing) -> Iterator[tuple[Sequence, StreamPiece]]:
+    def _pieces(self, sequences: list[Sequence], timing: Timing) -> Iterator[StreamPiece]:
+        """The pieces of the only sequence; a reader that stops early ends the steps at once."""
+        steps = self._steps(sequences, timing)
+        try:
+            for _, piece in steps:
+                yield piece
+        finally:
+            steps.close()
+
+    def _steps(self, sequences: list[Sequence], timing: Timing) -> Generator[tuple[Sequence, StreamPiece]]:
         """Admit and prefill, then one token for each that runs, until all have finished."""
         waiting, running = deque(sequences), list[Sequence]()
         try:
@@ -263,25 +287,3 @@ class LLM:
         if sequence.handle is not None:
             handle, sequence.handle = sequence.handle, None
             self._runner.release(handle)
-
-
-def _load(
-    model: str | PathLike[str],
-    revision: str | None,
-    device: torch.device | str | None,
-    dtype: torch.dtype | str | None,
-    activations: str | None,
-    kv_cache_dtype: str,
-) -> LoadedModel:
-    # Imported here: an LLM over a loaded model needs nothing of the loader.
-    from vtensors_engine.loading import load_model
-
-    where = resolve_device(device)
-    return load_model(
-        model,
-        revision=revision,
-        device=where,
-        dtype=resolve_dtype(dtype, where),
-        activations=activations,
-        kv_cache_dtype=kv_cache_dtype,
-    )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ from vtensors.activations import ActivationRequest
 from vtensors.checkpoint import Checkpoint, open_checkpoint
 from vtensors.errors import ArchitectureError, RequestError
 from vtensors.inspection import activation_warnings, scheme_rows
+from vtensors.lock import Lock
 from vtensors.manager import Plugins
 from vtensors.modules import is_quantized
 from vtensors.provenance import Provenance
@@ -92,10 +94,12 @@ class LoadedModel:
         return logits
 
     def logits(self, input_ids: Tensor) -> Tensor:
-        """input_ids [B, T] int64 -> logits [B, T, V] in the model's dtype; rows are independent."""
-        if input_ids.ndim != 2:
-            raise RequestError("input_ids is not a batch", seen=str(list(input_ids.shape)), accepted="[B, T]")
-        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.vocab_size:
+        """input_ids [B, T] int64 or int32 -> logits [B, T, V] in the model's dtype; rows are independent.
+
+        Raises RequestError for anything else, an empty batch, and ids outside of the vocabulary.
+        """
+        _check_batch(input_ids)
+        if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.vocab_size:
             raise RequestError(
                 "token ids outside of the vocabulary",
                 seen=f"{int(input_ids.min())}..{int(input_ids.max())}",
@@ -110,19 +114,29 @@ class LoadedModel:
         return scheme_rows(self.checkpoint, self.request)
 
 
+def _check_batch(input_ids: object) -> None:
+    accepted = "a torch tensor [B, T] of int64 or int32, B and T above zero"
+    if not isinstance(input_ids, Tensor):
+        raise RequestError("input_ids is not a tensor", seen=type(input_ids).__name__, accepted=accepted)
+    if input_ids.ndim != 2 or not input_ids.numel() or input_ids.dtype not in (torch.int64, torch.int32):
+        seen = f"{input_ids.dtype} {list(input_ids.shape)}"
+        raise RequestError("input_ids is not a batch of token ids", seen=seen, accepted=accepted)
+
+
 def load_model(
     source: str | PathLike[str],
-    revision: str | None = None,
-    *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     activations: str | None = None,
+    *,
+    revision: str | None = None,
     kv_cache_dtype: str = "auto",
     plugins: Plugins | None = None,
+    lock: Lock | str | PathLike[str] | None = None,
 ) -> LoadedModel:
     """The model of a checkpoint, weights quantised as stored.
 
-    source, revision: as for `open_checkpoint`; a repository that is not cached is downloaded.
+    source, revision, lock: as for `open_checkpoint`; a repository that is not cached is downloaded.
     device: `cpu`, `cuda`, ...; None takes CUDA where there is one.
     dtype: of activations; None is float32 on a CPU and the checkpoint's own on CUDA.
     activations: None or `16bit` (weight-only), `declared`, `fp4`; the switches `VT_MODELOPT_W4A4` and
@@ -138,7 +152,8 @@ def load_model(
     place = resolve_device(device)
     asked = resolve_dtype(dtype, place)
     path = str(source) if isinstance(source, PathLike) else source
-    checkpoint = open_checkpoint(path, revision, download=True, plugins=plugins)
+    pinned = lock if lock is None or isinstance(lock, Lock) else Path(lock)
+    checkpoint = open_checkpoint(path, revision, download=True, plugins=plugins, lock=pinned)
     request = checkpoint.activation_request(activations)
     architecture = _architecture(checkpoint)
     checkpoint.check()
@@ -189,15 +204,15 @@ def _architecture(checkpoint: Checkpoint) -> Architecture:
 def _config_dtype(checkpoint: Checkpoint) -> torch.dtype:
     text = checkpoint.configs.text
     named = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype")
-    if named not in _CONFIG_DTYPES:
+    if not isinstance(named, str) or named not in _CONFIG_DTYPES:
         raise RequestError(
             "config.json does not name a dtype to compute in",
             file="config.json",
-            seen=f"dtype {named!r}",
+            seen=f"dtype {named!r}"[:80],
             accepted=", ".join(_CONFIG_DTYPES),
             fix="pass dtype",
         )
-    return _CONFIG_DTYPES[str(named)]
+    return _CONFIG_DTYPES[named]
 
 
 def _read_weights(

@@ -24,8 +24,8 @@ class Completion:
     """
 
     text: str | None
-    token_ids: tuple[int, ...]
-    prompt_token_ids: tuple[int, ...]
+    token_ids: list[int]
+    prompt_token_ids: list[int]
     finish_reason: FinishReason
     seed: int
     logprobs: tuple[SampledToken, ...] | None = None

@@ -13,6 +13,8 @@ from vtensors_engine.text import Tokenizer, missing_tokenizer
 Prompt = str | Sequence[int]
 
 _ACCEPTED = "a string, a list of token ids, or a list of these"
+# Sequences of integers that are text to whoever passes them.
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def token_prompts(
@@ -26,8 +28,10 @@ def token_prompts(
         return [_one(prompts, 0, tokenizer, add_special_tokens)]
     if _is_ids(prompts):
         return [_one(prompts, 0, tokenizer, add_special_tokens)]
-    if not isinstance(prompts, Sequence):
-        raise RequestError("prompts cannot be used", seen=type(prompts).__name__, accepted=_ACCEPTED)
+    if not isinstance(prompts, Sequence) or isinstance(prompts, _BYTES):
+        raise RequestError(
+            "prompts cannot be used", seen=type(prompts).__name__, accepted=_ACCEPTED, fix=_fix(prompts)
+        )
     return [_one(prompt, index, tokenizer, add_special_tokens) for index, prompt in enumerate(prompts)]
 
 
@@ -85,7 +89,9 @@ def check_params(params: SamplingParams, *, vocab_size: int, tokenizer: Tokenize
 
 
 def _is_ids(value: object) -> TypeGuard[Sequence[int]]:
-    return isinstance(value, Sequence) and bool(value) and all(_is_id(item) for item in value)
+    if not isinstance(value, Sequence) or isinstance(value, _BYTES):
+        return False
+    return bool(value) and all(_is_id(item) for item in value)
 
 
 def _is_id(value: object) -> bool:
@@ -101,10 +107,18 @@ def _one(
         ids = tuple(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
     elif _is_ids(prompt):
         ids = tuple(int(token) for token in prompt)
-    elif isinstance(prompt, Sequence) and not prompt:
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, _BYTES) and not prompt:
         ids = ()
     else:
-        raise RequestError(f"prompt {index} cannot be used", seen=repr(prompt)[:80], accepted=_ACCEPTED)
+        raise RequestError(
+            f"prompt {index} cannot be used", seen=repr(prompt)[:80], accepted=_ACCEPTED, fix=_fix(prompt)
+        )
     if not ids:
         raise RequestError(f"prompt {index} is empty", seen=repr(prompt)[:80], accepted="at least one token")
     return ids
+
+
+def _fix(value: object) -> str | None:
+    if isinstance(value, _BYTES):
+        return "decode it to text"
+    return "pass its .tolist()" if hasattr(value, "tolist") else None

@@ -70,8 +70,8 @@ class Sequence:
         """The result; `abort` where the sequence has not ended."""
         return Completion(
             text=None if self.detokenizer is None else "".join(self._texts),
-            token_ids=tuple(token.token_id for token in self.sampled),
-            prompt_token_ids=self.prompt_token_ids,
+            token_ids=[token.token_id for token in self.sampled],
+            prompt_token_ids=list(self.prompt_token_ids),
             finish_reason=self.finish_reason or "abort",
             seed=self.seed,
             logprobs=None if self.params.logprobs is None else tuple(self.sampled),

@@ -67,7 +67,7 @@ class Tokenizer:
         of tokenizer_config.json where it is written: true puts a bos in front unless one is there already,
         false leaves out the one that the post-processor would add. False for text that a chat template made.
 
-        Raises RequestError for text that is not valid Unicode.
+        Raises RequestError for text that is not valid Unicode, or that this tokenizer.json cannot encode.
         """
         try:
             text.encode("utf-8")
@@ -77,23 +77,32 @@ class Tokenizer:
                 seen=f"U+{ord(text[cause.start]):04X} at {cause.start}",
                 accepted="valid Unicode",
             ) from cause
-        ids = list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = self._ids(text, add_special_tokens=add_special_tokens)
         if not add_special_tokens or self._bos_id is None or self._add_bos_token is None:
             return ids
         has_bos = ids[:1] == [self._bos_id]
         if self._add_bos_token:
             return ids if has_bos else [self._bos_id, *ids]
-        plain = self._inner.encode(text, add_special_tokens=False).ids
+        plain = self._ids(text, add_special_tokens=False)
         return ids[1:] if has_bos and plain[:1] != [self._bos_id] else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids; ids that the tokenizer does not know have none."""
-        return str(self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        try:
+            return str(self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        except BaseException as cause:
+            raise _unreadable(cause) from cause
 
     def token_id(self, token: str | None) -> int | None:
         """The id of one whole token, None where there is no such token."""
         found = None if token is None else self._inner.token_to_id(token)
         return None if found is None else int(found)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        except BaseException as cause:
+            raise _unreadable(cause) from cause
 
 
 def open_tokenizer(files: SideFiles) -> Tokenizer | None:
@@ -106,14 +115,8 @@ def open_tokenizer(files: SideFiles) -> Tokenizer | None:
         return None
     try:
         inner = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as cause:  # the library raises plain Exception
-        raise RequestError(
-            "the tokenizer cannot be read",
-            file=TOKENIZER_FILE,
-            seen=str(cause),
-            accepted="a file that this version of the `tokenizers` library reads",
-            fix="upgrade `tokenizers`, or fetch the file again",
-        ) from cause
+    except BaseException as cause:
+        raise _unreadable(cause) from cause
     config = files.read_json(TOKENIZER_CONFIG_FILE) or {}
     add_bos_token = config.get("add_bos_token")
     if add_bos_token is not None and not isinstance(add_bos_token, bool):
@@ -124,6 +127,22 @@ def open_tokenizer(files: SideFiles) -> Tokenizer | None:
             accepted="true, false or null",
         )
     return Tokenizer(inner, special_tokens=named_tokens(files), add_bos_token=add_bos_token)
+
+
+def _unreadable(cause: BaseException) -> BaseException:
+    """The error for a fault of tokenizer.json; an interrupt stays what it is.
+
+    The library raises plain Exception, and where its Rust code panics a BaseException that cannot be imported.
+    """
+    if not isinstance(cause, Exception) and type(cause).__name__ != "PanicException":
+        return cause
+    return RequestError(
+        "the tokenizer cannot be read",
+        file=TOKENIZER_FILE,
+        seen=str(cause)[:200],
+        accepted="a file that this version of the `tokenizers` library reads",
+        fix="upgrade `tokenizers`, or fetch the file again",
+    )
 
 
 def missing_tokenizer(what: str) -> RequestError:

@@ -42,16 +42,6 @@ def require_not_negative(scale: Tensor, *, tensor: str, what: str) -> None:
     _require_sign(scale.to(torch.float32), tensor=tensor, what=what, zero_is_legal=True)
 
 
-def require_finite(values: Tensor, *, tensor: str, what: str) -> None:
-    """Raises WeightValueError unless every element is finite."""
-    index = first_index(~torch.isfinite(values.to(torch.float32)))
-    if index is not None:
-        value = _shown(values[index])
-        raise refusal(
-            f"{what} is not finite", tensor=tensor, index=index, value=value, accepted="finite values"
-        )
-
-
 def zero_scale_refusal(*, tensor: str, what: str, index: tuple[int, ...]) -> WeightValueError:
     """The error for a zero scale over codes that are not all zero."""
     return refusal(

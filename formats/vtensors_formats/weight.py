@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats.activations import ActivationQuantizer
-from vtensors_formats.values import require_finite, tensor_name
+from vtensors_formats.values import require_positive, tensor_name
 
 BLOCK_BYTES = 64 << 20
 
@@ -112,7 +112,7 @@ class Weight(ABC):
         self.check_codes_and_scales(names)
         if self.pre_scale is not None:
             tensor = tensor_name(names, "pre_scale")
-            require_finite(self.pre_scale, tensor=tensor, what="activation pre-scale")
+            require_positive(self.pre_scale, tensor=tensor, what="activation pre-scale")
         if self.activation is not None:
             self.activation.check_values(names)
 

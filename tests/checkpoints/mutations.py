@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -79,11 +79,11 @@ def read_stored(folder: Path) -> Stored:
 
 
 def write_stored(stored: Stored, source: Path, target: Path) -> None:
-    """The checkpoint in a fresh directory `target`, its small files linked to those of `source`."""
+    """The checkpoint in a fresh directory `target`, its small files copied from `source`."""
     target.mkdir()
     for name in ("config.json", "hf_quant_config.json"):
         if (source / name).exists():
-            os.symlink((source / name).resolve(), target / name)
+            shutil.copyfile(source / name, target / name)
     for file, shard in stored.shards.items():
         tensors: Tensors = shard
         (target / file).write_bytes(safetensors_bytes(tensors))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -172,6 +173,38 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait(timeout=60) == 141
     assert "BrokenPipe" not in err
     assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["env", "--json"]])
+def test_output_that_finds_no_space_is_one_line_and_refused(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-m", "vtensors", *words]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the output cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["\u65e5\u672c", "byte-\udcff"])
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    shown = run("inspect", str(folder), PYTHONIOENCODING="ascii:strict")
+    assert shown.returncode == 1, shown.stderr
+    assert ascii(name)[1:-1] in shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(("words", "status"), [(["plugins", "--json"], 0), (["inspect", "no-such-place"], 2)])
+def test_a_program_without_standard_streams_does_its_work(words: list[str], status: int) -> None:
+    code = (
+        "import os, sys; sys.stdout = sys.stderr = None\n"
+        f"from vtensors.cli import main; os._exit(main({words}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == status
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plugins"], ["env"], ["env", "--json"]])

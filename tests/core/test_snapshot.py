@@ -267,3 +267,14 @@ def test_a_damaged_shard_is_named(sharded):
     message = refusal(sharded)
     assert message.startswith(TWO)
     assert "1 bytes are missing" in message
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_relative_path_stays_what_it_was_when_the_process_moves(tmp_path, monkeypatch, as_file):
+    write_safetensors(tmp_path / "here" / "model.safetensors", {"a": BYTE})
+    write_json(tmp_path / "here" / "chat.json", {"found": True})
+    monkeypatch.chdir(tmp_path)
+    snapshot = opened(Path("here/model.safetensors" if as_file else "here"))
+    monkeypatch.chdir("/")
+    assert snapshot.read_json("chat.json") == {"found": True}
+    assert snapshot.shard_path("model.safetensors").read_bytes().endswith(BYTE[2])

@@ -6,11 +6,13 @@ import json
 import logging
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 import vtensors
+from vtensors.errors import RequestError
 from vtensors_engine.bundled import bundled_checkpoint
 
 # The first 24 tokens of `vtensors generate` without arguments: temperature 0.8, seed 1611.
@@ -89,3 +91,20 @@ def test_an_fp8_cache_without_scales_says_so_and_stays_close(caplog: pytest.LogC
     assert caplog.text.count("no k_scale / v_scale; 1.0 is used") == 1
     assert not torch.equal(exact, rounded)
     assert (exact - rounded).abs().max() < 0.1 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [[1, 2]],
+        torch.tensor([1, 2]),
+        torch.tensor([[1.0, 2.0]]),
+        torch.zeros(1, 0, dtype=torch.int64),
+        torch.zeros(0, 3, dtype=torch.int64),
+        torch.tensor([[2048]]),
+    ],
+)
+def test_logits_of_what_is_no_batch_of_token_ids_are_refused(ids: Any) -> None:
+    model = vtensors.load_model(bundled_checkpoint(), "cpu", torch.float32)
+    with pytest.raises(RequestError):
+        model.logits(ids)

@@ -68,9 +68,6 @@ def test_a_syntax_error_names_file_and_line() -> None:
         ("{{ raise_exception('no system role') }}", "no system role"),
         ("{{ missing.attribute }}", "missing"),
         ("{{ 1 // 0 }}", "zero"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages.append(1) }}", "unsafe|not safely"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "range"),
     ],
 )
 def test_what_a_template_raises_is_a_request_error_with_file_and_message(source: str, message: str) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+import vtensors
 from fake_model import FakeModel
 from vtensors.errors import RequestError
 from vtensors_engine.devices import resolve_device, resolve_dtype
 from vtensors_engine.llm import LLM
+from vtensors_engine.sampling import SamplingParams
 
 
 def test_a_path_is_loaded_with_the_resolved_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +23,7 @@ def test_a_path_is_loaded_with_the_resolved_device_and_dtype(monkeypatch: pytest
         return FakeModel()
 
     monkeypatch.setitem(sys.modules, "vtensors_engine.loading", SimpleNamespace(load_model=load_model))
-    LLM("some/model", "main", "cpu", activations="declared")
+    LLM("some/model", "cpu", torch.float32, "declared", revision="main")
     assert seen == {
         "path": "some/model",
         "revision": "main",
@@ -59,3 +61,40 @@ def test_devices_and_dtypes_have_defaults_and_refuse_others(monkeypatch: pytest.
     for dtype in ("int8", torch.float64, "fp8"):
         with pytest.raises(RequestError, match="float32, bfloat16, float16"):
             resolve_dtype(dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("text", [b"word", bytearray(b"word"), memoryview(b"word")])
+@pytest.mark.parametrize("wrap", [lambda text: text, lambda text: [text]])
+def test_bytes_are_not_taken_for_token_ids(text: Any, wrap: Any) -> None:
+    with pytest.raises(RequestError, match="decode it to text"):
+        LLM(FakeModel()).generate(wrap(text))
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([1, 2]), torch.tensor([[1, 2]]), [torch.tensor([1, 2])]])
+def test_tensors_of_token_ids_are_refused_with_what_to_do(ids: Any) -> None:
+    with pytest.raises(RequestError, match=r"pass its \.tolist\(\)"):
+        LLM(FakeModel()).generate(ids)
+
+
+def test_generated_ids_can_be_appended_to_a_prompt_as_they_are() -> None:
+    llm = LLM(FakeModel())
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
+    (whole,) = llm.generate([[1, 2, 3]], greedy)
+    begun_params = SamplingParams(temperature=0.0, max_tokens=2)
+    (begun,) = llm.generate([[1, 2, 3]], begun_params)
+    (ended,) = llm.generate([begun.prompt_token_ids + begun.token_ids], begun_params)
+    assert begun.token_ids + ended.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("prompt", [[], "", [[]]])
+def test_an_empty_prompt_is_called_empty_when_it_is_streamed(prompt: Any) -> None:
+    with pytest.raises(RequestError, match="prompt 0 is empty"):
+        LLM(FakeModel()).stream(prompt)
+
+
+@pytest.mark.parametrize("source", [None, 3, b"here", ["here"]])
+def test_what_is_neither_text_nor_a_path_names_no_checkpoint(source: Any) -> None:
+    with pytest.raises(RequestError, match="names no checkpoint"):
+        vtensors.open_checkpoint(source)
+    with pytest.raises(RequestError, match="names no checkpoint"):
+        vtensors.load_model(source, device="cpu")

@@ -34,7 +34,7 @@ def test_completions_are_what_the_full_forward_gives_and_in_the_order_of_the_pro
     model = FakeModel()
     for completion, prompt in zip(LLM(model).generate(PROMPTS, GREEDY), PROMPTS, strict=True):
         assert list(completion.token_ids) == greedy_by_hand(model, prompt, 8)
-        assert completion.prompt_token_ids == tuple(prompt)
+        assert completion.prompt_token_ids == prompt
         assert completion.finish_reason == "length"
         assert completion.logprobs is None
 
@@ -168,7 +168,7 @@ def test_a_stream_gives_one_piece_per_token_and_joins_to_the_completion() -> Non
     completion = LLM(FakeModel()).generate("In the beginning", params)[0]
     pieces = list(LLM(FakeModel()).stream("In the beginning", params))
     assert "".join(piece.text for piece in pieces) == completion.text
-    assert tuple(token for piece in pieces for token in piece.token_ids) == completion.token_ids
+    assert [token for piece in pieces for token in piece.token_ids] == completion.token_ids
     assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finish_reason == completion.finish_reason
 
@@ -209,7 +209,7 @@ def test_pieces_name_the_prompt_they_belong_to() -> None:
     )
     for index, completion in enumerate(completions):
         ids = [token for place, piece in seen if place == index for token in piece.token_ids]
-        assert tuple(ids) == completion.token_ids
+        assert ids == completion.token_ids
 
 
 def test_logprobs_come_one_per_token_when_asked_for() -> None:

@@ -228,3 +228,36 @@ def test_a_quantised_head_stays_quantised_and_gives_its_own_logits(
     assert torch.equal(
         model.logits(IDS), logits(write_model(tmp_path / "p", CONFIG, quantised(TENSORS, values)))
     )
+
+
+_ROWS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+_STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("weight_only", "static"),
+    [
+        ([NAME], ["re:.*"]),
+        (["re:.*_proj"], ["re:model.*"]),
+        (["re:model.*"], ["Linear"]),
+        ([NAME], [NAME]),
+        (["Linear"], ["Linear"]),
+    ],
+    ids=["exact-regex", "regex-regex", "regex-class", "exact-exact", "class-class"],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_overlapping_groups_are_ranked_as_their_writer_ranks_them(
+    tmp_path: Path, weight_only: list[str], static: list[str], turned: bool
+) -> None:
+    groups = [
+        {"targets": weight_only, "weights": _ROWS, "input_activations": None, "format": "naive-quantized"},
+        {"targets": static, "weights": _ROWS, "input_activations": _STATIC, "format": "float-quantized"},
+    ]
+    if turned:
+        groups.reverse()
+    block = {**compressed(group_0=groups[0], group_1=groups[1]), "format": "mixed-precision"}
+    tensors = {"weight": torch.ones(32, 64).to(torch.float8_e4m3fn), "weight_scale": torch.ones(32, 1)}
+    module = write_module(tmp_path, tensors, block).modules[NAME]
+    # Where both groups have the very same target, the later one counts.
+    later = weight_only == static and not turned
+    assert module.declared == ("fp8-static" if later else "16bit")

@@ -182,14 +182,15 @@ def test_an_input_scale_must_be_finite_and_positive(number: float) -> None:
         refused(weight, "layer.input_scale", repr(number))
 
 
-def test_an_activation_pre_scale_must_be_finite() -> None:
+@pytest.mark.parametrize("value", [math.inf, math.nan, 0.0, -1.0])
+def test_an_activation_pre_scale_must_be_finite_and_above_zero(value: float) -> None:
     pre_scale = torch.ones(6, dtype=torch.bfloat16)
     weight = FP8Weight(
         codes=typed(torch.full((4, 6), 0x38, dtype=torch.uint8)), scale=torch.tensor(0.5), pre_scale=pre_scale
     )
     weight.check_values(NAMES)
-    pre_scale[5] = math.inf
-    refused(weight, "layer.pre_quant_scale", "inf", "[5]")
+    pre_scale[5] = value
+    refused(weight, "layer.pre_quant_scale", repr(value), "[5]")
 
 
 def test_a_role_without_a_name_is_named_by_its_role() -> None:

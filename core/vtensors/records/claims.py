@@ -38,6 +38,11 @@ class Claim:
     part: StackedPart | None = None
     declared: DeclaredScheme | None = None
 
+    @property
+    def codes(self) -> TensorInfo:
+        """The tensor in the role `codes`, the first one where a convention has no such role."""
+        return self.roles.get("codes") or next(iter(self.roles.values()))
+
 
 @attrs.frozen(kw_only=True, slots=True)
 class StackedPart:

@@ -14,6 +14,7 @@ from vtensors_engine.devices import DTYPES
 from vtensors_engine.llm import LLM
 from vtensors_engine.outputs import Completion, StreamPiece, Timing
 from vtensors_engine.sampling import SamplingParams
+from vtensors_plugins.commands.lock_option import lock_option
 
 # Used where neither a model nor the option is given, so that a first run shows the same text everywhere.
 DEMO_PROMPT = "In the beginning"
@@ -65,6 +66,7 @@ class Work:
     "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="fp8 rounds K and V to E4M3."
 )
 @click.option("--revision", help="Branch, tag or commit of a repository.")
+@lock_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def command(
     model: str | None,
@@ -83,6 +85,7 @@ def command(
     activations: str | None,
     kv_cache_dtype: str,
     revision: str | None,
+    lock: str | None,
     as_json: bool,
 ) -> None:
     """Complete text with MODEL: a directory or repo[@revision]. Without one, the bundled model is used.
@@ -90,8 +93,9 @@ def command(
     Without --prompt the demo's opening words are completed.
     """
     demo = model is None
-    if demo and revision is not None:
-        raise click.UsageError("--revision needs a MODEL.")
+    for option, value in (("--revision", revision), ("--lock", lock)):
+        if demo and value is not None:
+            raise click.UsageError(f"{option} needs a MODEL.")
     if temperature is None:
         temperature = DEMO_TEMPERATURE if demo else 1.0
     params = SamplingParams(
@@ -111,6 +115,7 @@ def command(
         dtype=dtype,
         activations=activations,
         kv_cache_dtype=kv_cache_dtype,
+        lock=lock,
     )
     texts = prompts or (DEMO_PROMPT,)
     ids = [
@@ -135,6 +140,7 @@ def _run(llm: LLM, work: Work) -> None:
             click.echo(completion.text)
     click.echo()
     click.echo(speed_line(timing))
+    click.echo()
     executed_table(llm.model.executed_summary())
 
 

@@ -10,6 +10,13 @@ import attrs
 from vtensors.errors import ArchitectureError
 from vtensors_plugins.architectures.decoder_config import Llama3Scaling, RopeConfig
 
+# Bounds on what config.json may ask to be planned. Published models have at most 200 layers, 30,000 experts and
+# sizes below 2^31 (tensor dimensions and positions alike).
+MAX_LAYERS = 1_000
+MAX_EXPERTS = 100_000  # of all layers together
+MAX_SIZE = 2**31 - 1
+MAX_NUMBER = 1e30
+
 
 @attrs.frozen
 class Fields:
@@ -30,14 +37,18 @@ class Fields:
             return cls(config, nested, "config.json: text_config")
         return cls(config, config, "config.json")
 
-    def whole(self, name: str, *, multiple_of: str | None = None) -> int:
+    def whole(self, name: str, *, multiple_of: str | None = None, at_most: int = MAX_SIZE) -> int:
         """A whole number above zero, a multiple of another field where named. Raises ArchitectureError."""
         value = self._required(self.text, name)
-        if type(value) is not int or value <= 0:
-            raise self.refusal(name, repr(value), "a whole number above zero")
+        if type(value) is not int or not 0 < value <= at_most:
+            raise self.refusal(name, _short(value), f"a whole number from 1 to {at_most}")
         if multiple_of is not None and value % (divisor := self.whole(multiple_of)):
-            raise self.refusal(name, repr(value), f"a multiple of {multiple_of} = {divisor}")
+            raise self.refusal(name, _short(value), f"a multiple of {multiple_of} = {divisor}")
         return value
+
+    def layers(self) -> int:
+        """`num_hidden_layers`. Raises ArchitectureError."""
+        return self.whole("num_hidden_layers", at_most=MAX_LAYERS)
 
     def number(self, name: str) -> float:
         """A number above zero. Raises ArchitectureError naming the field."""
@@ -47,28 +58,32 @@ class Fields:
         """True or False; a flag that is not there is off. Raises ArchitectureError on anything else."""
         value = self.text.get(name)
         if value is not None and type(value) is not bool:
-            raise self.refusal(name, repr(value), "true or false")
+            raise self.refusal(name, _short(value), "true or false")
         return bool(value)
 
     def tied(self) -> bool:
         """Whether `tie_word_embeddings` is true at the top level or in the text part."""
-        return any(owner.get("tie_word_embeddings") is True for owner in (self.top, self.text))
+        found = [owner.get("tie_word_embeddings") for owner in (self.top, self.text)]
+        for value in found:
+            if value is not None and type(value) is not bool:
+                raise self.refusal("tie_word_embeddings", _short(value), "true or false")
+        return True in found
 
     def only(self, name: str, *accepted: object) -> None:
         """Raises ArchitectureError if the field is there with a value that is not accepted."""
         value = self.text.get(name, accepted[0])
         if value not in accepted:
-            raise self.refusal(name, repr(value), " or ".join(repr(item) for item in accepted))
+            raise self.refusal(name, _short(value), " or ".join(repr(item) for item in accepted))
 
     def layer_kinds(self, *accepted: str) -> tuple[str, ...]:
         """`layer_types`, one accepted kind for each of `num_hidden_layers`."""
-        count, kinds = self.whole("num_hidden_layers"), self._required(self.text, "layer_types")
+        count, kinds = self.layers(), self._required(self.text, "layer_types")
         if not isinstance(kinds, list | tuple) or len(kinds) != count:
-            seen = f"{len(kinds)} entries" if isinstance(kinds, list | tuple) else repr(kinds)
+            seen = f"{len(kinds)} entries" if isinstance(kinds, list | tuple) else _short(kinds)
             raise self.refusal("layer_types", seen, f"a list of {count} (num_hidden_layers) entries")
         for index, kind in enumerate(kinds):
             if kind not in accepted:
-                raise self.refusal(f"layer_types[{index}]", repr(kind), " or ".join(accepted))
+                raise self.refusal(f"layer_types[{index}]", _short(kind), " or ".join(accepted))
         return tuple(kinds)
 
     def rope(self, head_dim: int, *, partial: bool) -> RopeConfig:
@@ -77,13 +92,11 @@ class Fields:
         partial: the family turns only a part of each head, so that `partial_rotary_factor` is required.
         Raises ArchitectureError on a rope type other than `default` and `llama3`.
         """
-        inner = self.text.get("rope_parameters") or self.text.get("rope_scaling") or {}
-        if not isinstance(inner, Mapping):
-            raise self.refusal("rope_parameters", repr(inner), "an object")
+        inner = self._rope_fields()
         merged = {**self.text, **inner}
-        kind = inner.get("rope_type", inner.get("type", "default"))
+        kind = inner.get("rope_type", "default")
         if kind not in ("default", "llama3"):
-            raise self.refusal("rope_type", repr(kind), "'default' or 'llama3'")
+            raise self.refusal("rope_type", _short(kind), "'default' or 'llama3'")
         if partial or merged.get("partial_rotary_factor") is not None:
             share = self._positive(merged, "partial_rotary_factor")
         else:
@@ -97,6 +110,27 @@ class Fields:
             theta=self._positive(merged, "rope_theta"),
             llama3=self._llama3(inner) if kind == "llama3" else None,
         )
+
+    def _rope_fields(self) -> Mapping[str, Any]:
+        """What stands in `rope_parameters` and `rope_scaling`, with the older `type` as `rope_type`.
+
+        Readers differ in which of the two they follow, so a field that has two values is refused.
+        """
+        found: dict[str, Any] = {}
+        for name in ("rope_parameters", "rope_scaling"):
+            fields = self.text.get(name) or {}
+            if not isinstance(fields, Mapping):
+                raise self.refusal(name, _short(fields), "an object")
+            kind = fields.get("rope_type", fields.get("type", "default"))
+            for field, value in {**fields, "rope_type": kind}.items() if fields else ():
+                if isinstance(value, Mapping):
+                    raise self.refusal(
+                        f"{name}.{field}", _short(value), "one rotary embedding for all layers"
+                    )
+                if field != "type" and found.setdefault(field, value) != value:
+                    seen = f"{_short(found[field])} in rope_parameters, {_short(value)} in rope_scaling"
+                    raise self.refusal(field, seen, "one value")
+        return found
 
     def refusal(self, name: str, seen: str, accepted: str) -> ArchitectureError:
         """The error for a field with a value that cannot be served."""
@@ -114,8 +148,8 @@ class Fields:
 
     def _positive(self, owner: Mapping[str, Any], name: str) -> float:
         value = self._required(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.refusal(name, repr(value), "a number above zero")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_NUMBER:
+            raise self.refusal(name, _short(value), "a number above zero")
         return float(value)
 
     def _required(self, owner: Mapping[str, Any], name: str) -> Any:
@@ -127,3 +161,8 @@ class Fields:
                 fix=f"add {name} to config.json as the publisher gives it; defaults are not assumed",
             )
         return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

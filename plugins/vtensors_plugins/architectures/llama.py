@@ -38,7 +38,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=fields.whole("vocab_size"),
         hidden=hidden,
-        layers=(FULL,) * fields.whole("num_hidden_layers"),
+        layers=(FULL,) * fields.layers(),
         eps=fields.number("rms_norm_eps"),
         max_positions=fields.whole("max_position_embeddings"),
         attention=AttentionConfig(

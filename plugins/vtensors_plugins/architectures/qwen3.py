@@ -32,7 +32,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     head_dim = fields.whole("head_dim")
     # Releases from before transformers 5 have no layer_types; every layer of the family is the same.
     listed = fields.text.get("layer_types") is not None
-    layers = fields.layer_kinds(FULL) if listed else (FULL,) * fields.whole("num_hidden_layers")
+    layers = fields.layer_kinds(FULL) if listed else (FULL,) * fields.layers()
     return DecoderConfig(
         vocab_size=fields.whole("vocab_size"),
         hidden=fields.whole("hidden_size"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vtensors.hookspecs import hookimpl
 from vtensors.records import Architecture, ModelPlan, PluginInfo
-from vtensors_plugins.architectures.config_fields import Fields
+from vtensors_plugins.architectures.config_fields import MAX_EXPERTS, Fields
 from vtensors_plugins.architectures.decoder_config import (
     FULL,
     LINEAR,
@@ -79,7 +79,8 @@ def _moe(fields: Fields) -> MoeConfig:
     # The weights of the chosen experts are always renormalised; every layer is sparse.
     fields.only("norm_topk_prob", True)
     fields.only("mlp_only_layers", [], None)
-    experts, chosen = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    experts = fields.whole("num_experts", at_most=MAX_EXPERTS // fields.layers())
+    chosen = fields.whole("num_experts_per_tok")
     if chosen > experts:
         raise fields.refusal("num_experts_per_tok", str(chosen), f"at most num_experts = {experts}")
     return MoeConfig(

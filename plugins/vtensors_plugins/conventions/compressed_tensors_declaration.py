@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
-
 from vtensors.configs import ConfigFiles, string_list
 from vtensors.errors import DeclarationError
 from vtensors.matching import Matcher, is_class_name, regex_entry
 from vtensors.patterns import MatchBudget
 from vtensors.records import Declaration, DeclaredScheme, KvCacheDeclared
+from vtensors_plugins.conventions.compressed_tensors_targets import Group, Resolver
 
 SUPPORTED_FORMATS = (
     "nvfp4-pack-quantized",
@@ -29,16 +28,9 @@ OTHER_FORMATS = (
     "sparse-24-bitmask",
     "marlin-24",
 )
+# Every module is looked up in every group; writers make one group per scheme, fewer than ten.
+MAX_GROUPS = 256
 PLUGIN_HINT = "install or write a plugin for it (docs/writing-a-plugin.md)"
-_EMBEDDINGS = ("embed_tokens", "embeddings", "wte", "tok_embeddings")
-
-
-@attrs.frozen(kw_only=True)
-class _Group:
-    name: str
-    scheme: DeclaredScheme
-    targets: Matcher
-    classes: tuple[str, ...]
 
 
 def declare(configs: ConfigFiles) -> Declaration | None:
@@ -61,6 +53,10 @@ def declare(configs: ConfigFiles) -> Declaration | None:
             seen=f"format {values.get('format')!r}, config_groups {groups!r}",
             accepted="config_groups: {group_0: {targets: [...], weights: {...}}}",
         )
+    if len(groups) > MAX_GROUPS:
+        raise DeclarationError(
+            "too many config_groups", file=where, seen=f"{len(groups)}", accepted=f"at most {MAX_GROUPS}"
+        )
     budget = MatchBudget()
     parsed = tuple(_group(name, group, values, where, budget) for name, group in groups.items())
     ignored = string_list(values, "ignore", where)
@@ -70,7 +66,7 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     kv = values.get("kv_cache_scheme")
     return Declaration(
         convention="compressed-tensors",
-        scheme_of=_Resolver(groups=parsed, ignore=ignore, where=where).scheme_of,
+        scheme_of=Resolver(groups=parsed, ignore=ignore, where=where).scheme_of,
         summary=f"compressed-tensors {values.get('version', '')} {values.get('format', '')}".strip(),
         kv_cache=KvCacheDeclared(algorithm=_kv(kv), where=where) if kv else None,
         matchers=(ignore, *(group.targets for group in parsed)),
@@ -98,7 +94,7 @@ def _refuse_extras(values: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _group(name: str, group: Any, values: Mapping[str, Any], top: str, budget: MatchBudget) -> _Group:
+def _group(name: str, group: Any, values: Mapping[str, Any], top: str, budget: MatchBudget) -> Group:
     where = f"{top}.config_groups.{name}"
     if not isinstance(group, Mapping):
         raise DeclarationError("the group is not an object", file=where, seen=repr(group)[:80])
@@ -111,12 +107,12 @@ def _group(name: str, group: Any, values: Mapping[str, Any], top: str, budget: M
             raise DeclarationError("weights is missing", file=where, seen=repr(weights)[:80])
         style = "dense"
     algorithm = style or _infer(weights or {}, group.get("input_activations"), where)
-    targets = string_list(group, "targets", where)
+    targets = sorted(string_list(group, "targets", where))
     names = tuple(
         regex_entry(text, f"{where}.targets", budget) for text in targets if not is_class_name(text)
     )
     classes = tuple(text for text in targets if is_class_name(text))
-    return _Group(
+    return Group(
         name=name,
         scheme=_scheme(str(algorithm), weights or {}, group.get("input_activations"), where),
         targets=Matcher(entries=names, parents=False),
@@ -190,7 +186,11 @@ def _check_arguments(algorithm: str, weights: Mapping[str, Any], where: str) -> 
 def _block(structure: Any, strategy: str, group: Any, where: str) -> tuple[int, int] | None:
     """Rows and columns of one FP8 scale; a group is a block of one row."""
     if structure is not None:
-        if isinstance(structure, list) and len(structure) == 2 and all(type(n) is int and n > 0 for n in structure):
+        if (
+            isinstance(structure, list)
+            and len(structure) == 2
+            and all(type(n) is int and n > 0 for n in structure)
+        ):
             return structure[0], structure[1]
         raise DeclarationError(
             "block_structure is not two sizes",
@@ -257,40 +257,3 @@ def _warnings(groups: Mapping[str, Any], where: str) -> list[str]:
                 "each token gets its own"
             )
     return found
-
-
-@attrs.define
-class _Resolver:
-    groups: tuple[_Group, ...]
-    ignore: Matcher
-    where: str
-    _unquantized: dict[str, DeclaredScheme] = attrs.field(init=False, factory=dict)
-    _explicit: dict[str, DeclaredScheme] = attrs.field(init=False, factory=dict)
-
-    def scheme_of(self, module: str) -> DeclaredScheme | None:
-        """ignore first, then targets by name or regex, then targets by class (any class that may be a linear)."""
-        entry = self.ignore.find(module)
-        if entry is not None:
-            return self._plain(f"{entry.where}: '{entry.text}'")
-        for group in self.groups:
-            if group.targets.find(module) is not None:
-                if group.name not in self._explicit:
-                    self._explicit[group.name] = attrs.evolve(group.scheme, explicit=True)
-                return self._explicit[group.name]
-        last = module.rpartition(".")[2]
-        for group in self.groups:
-            wanted = "Embedding" if last in _EMBEDDINGS else "Linear"
-            if any(wanted in name for name in group.classes):
-                return group.scheme
-        return self._plain(f"{self.where}: no target matches")
-
-    def _plain(self, where: str) -> DeclaredScheme:
-        if where not in self._unquantized:
-            self._unquantized[where] = DeclaredScheme(
-                weight="unquantized",
-                algorithm="unquantized",
-                activations="16bit",
-                where=where,
-                explicit="ignore" in where,
-            )
-        return self._unquantized[where]

@@ -139,7 +139,7 @@ def test_two_rope_descriptions_that_contradict_each_other_are_refused(
 ) -> None:
     rope = {"rope_type": "default", "rope_theta": 10000.0, **parameters}
     config = tiny_config("llama", rope_parameters=rope, rope_scaling=scaling)
-    with pytest.raises(ArchitectureError, match="in rope_parameters, .* in rope_scaling"):
+    with pytest.raises(ArchitectureError, match=r"in rope_parameters, .* in rope_scaling"):
         llama.read_config(config)
 
 

@@ -253,3 +253,18 @@ def test_a_weight_left_unquantized_beside_a_stray_scale_is_refused_by_name(tmp_p
     }
     with pytest.raises(ClaimError, match="weight is BF16, yet 'weight_scale_inv' is beside it"):
         vtensors.open_checkpoint(save(tmp_path, tensors, hf_fp8([128, 128]))).check()
+
+
+@pytest.mark.parametrize("algorithm", ["FP8_PB_WO", "fp8_pb_wo", "FP8_BLOCK_SCALES"])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_modelopt_fp8_blocks_have_the_size_that_group_size_declares(
+    tmp_path: Path, algorithm: str, everywhere: bool
+) -> None:
+    own = {"quant_algo": algorithm, "group_size": 16}
+    listed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {UP: own}}
+    codes = e4m3_codes(N, K)
+    scale = torch.linspace(0.5, 1.5, -(-N // 16) * -(-K // 16)).reshape(-(-N // 16), -(-K // 16))
+    tensors = {f"{UP}.weight": codes, f"{UP}.weight_scale": scale}
+    save(tmp_path, tensors, {"quant_method": "modelopt", **(own if everywhere else listed)})
+    full = scale.repeat_interleave(16, 0)[:N].repeat_interleave(16, 1)[:, :K]
+    assert torch.equal(read(tmp_path, UP).dequantize(torch.float32), codes.float() * full)

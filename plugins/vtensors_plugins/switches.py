@@ -34,6 +34,12 @@ SWITCHES = (
         default="1",
         summary="Map files on a CPU and share their pages; 0 reads every weight into memory of its own.",
     ),
+    Switch(
+        name="VT_CACHE_DIR",
+        kind="path",
+        default="",
+        summary="Where compiled kernels are kept; unset: $XDG_CACHE_HOME/vtensors, else ~/.cache/vtensors.",
+    ),
 )
 
 

@@ -24,6 +24,7 @@ from vtensors.modules import is_quantized
 from vtensors.provenance import Provenance
 from vtensors.records import Architecture, Progress, Selected
 from vtensors_engine.devices import resolve_device, resolve_dtype
+from vtensors_engine.fallbacks import report_fallbacks
 from vtensors_formats import PlainWeight
 from vtensors_formats import Weight as CanonicalWeight
 from vtensors_plugins.architectures.build import BuildOptions
@@ -173,6 +174,8 @@ def load_model(
     )
     model = getattr(import_module(module), function)(checkpoint.config, weights, options)
     selected = tuple(_as_declared(record, checkpoint) for record in model.selected)
+    strict = "fallbacks" in checkpoint.switches.names("VT_STRICT")
+    report_fallbacks(selected, options.kernels, place.type, refuse=strict)
     for record in selected:
         checkpoint.plugins.selected(record)
     return LoadedModel(

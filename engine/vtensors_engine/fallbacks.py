@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from vtensors.errors import RequestError
+from vtensors.modules import is_quantized
 from vtensors.records import KernelSpec, Selected
 
 _log = logging.getLogger("vtensors")
@@ -24,7 +25,8 @@ def report_fallbacks(
     references = {kernel.name for kernel in kernels if kernel.numerics == "reference"}
     found: dict[tuple[str, str], list[Selected]] = {}
     for record in selected:
-        if record.op == "linear" and record.kernel in references:
+        # A plain weight goes to the device's own library from the reference too.
+        if record.op == "linear" and record.kernel in references and is_quantized(record.scheme):
             found.setdefault((record.scheme, record.executed), []).append(record)
     lines = [_line(records, scheme, executed) for (scheme, executed), records in found.items()]
     if lines and refuse:

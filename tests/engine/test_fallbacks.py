@@ -33,6 +33,7 @@ RECORDS = [
     record("b", "linear_reference"),
     record("c", "linear_nvfp4_widening"),
     record("d", "embedding_reference", op="embedding"),
+    record("e", "linear_reference", scheme="bf16"),
 ]
 
 

@@ -30,7 +30,7 @@ def check_destination(destination: Path, source: Path | None, *, overwrite: bool
             file=str(destination),
             seen=f"{place} (in {inside})",
             accepted="a directory outside of it: a cached file must stay what its name says",
-            fix="choose another DST",
+            fix="choose another DESTINATION",
         )
     if source is not None:
         own = source.resolve()
@@ -39,16 +39,16 @@ def check_destination(destination: Path, source: Path | None, *, overwrite: bool
                 "the destination and the source are the same directory, or one lies in the other",
                 file=str(destination),
                 seen=f"source {own}",
-                fix="choose another DST",
+                fix="choose another DESTINATION",
             )
     if place.exists() and not place.is_dir():
-        raise OutputError("the destination is a file", file=str(destination), fix="choose another DST")
+        raise OutputError("the destination is a file", file=str(destination), fix="choose another DESTINATION")
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(
             "the destination exists and is not empty",
             file=str(destination),
             accepted="a directory that does not exist or is empty",
-            fix="choose another DST, or give --overwrite",
+            fix="choose another DESTINATION, or give --overwrite",
         )
 
 
@@ -100,7 +100,7 @@ def require_space(folder: Path, needed: int) -> None:
             file=str(folder),
             seen=f"{free:,} bytes free",
             accepted=f"{needed:,} bytes",
-            fix="free some space, or choose a DST on another disk",
+            fix="free some space, or choose a DESTINATION on another disk",
         )
 
 

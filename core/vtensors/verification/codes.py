@@ -16,6 +16,10 @@ CODES = MappingProxyType({code.name: code for code in (*STRUCTURE_CODES, *VALUE_
 def markdown_table() -> str:
     """The table of docs/verify.md."""
     head = "| code | severity | meaning | expected | what to do |\n|---|---|---|---|---|\n"
-    return head + "".join(
-        f"| `{c.name}` | {c.severity} | {c.meaning} | {c.expected} | {c.fix} |\n" for c in CODES.values()
-    )
+    rows = ((f"`{c.name}`", c.severity, c.meaning, c.expected, c.fix) for c in CODES.values())
+    return head + "".join(f"| {' | '.join(_in_a_cell(text) for text in row)} |\n" for row in rows)
+
+
+def _in_a_cell(text: str) -> str:
+    """The text with its bars escaped: that of q|k|v would end the cell."""
+    return text.replace("|", "\\|")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from vtensors.checkpoint import Checkpoint
-from vtensors.conversion import ConversionPlan, Unit, WrittenFile, run_plan
+from vtensors.conversion import ConversionPlan, Fate, Unit, WrittenFile, run_plan
 from vtensors.conversion.reciprocals import Reciprocals, count_reciprocals
 from vtensors.errors import RequestError
 from vtensors_plugins.commands.schemes_table import size
@@ -123,7 +123,8 @@ def _print_module(row: dict[str, Any]) -> None:
 
 
 def _print_summary(report: dict[str, Any], *, dry_run: bool) -> None:
-    fates = ", ".join(f"{count} {fate}" for fate, count in report["fates"].items())
+    ordered = sorted(report["fates"].items(), key=lambda item: item[0] == Fate.KEPT.value)  # what changes first
+    fates = ", ".join(f"{count} {fate}" for fate, count in ordered)
     click.echo(f"{report['source']} -> {report['target']}: {fates}")
     for file in report["files"]:
         note = "  (finished earlier, verified)" if file["resumed"] else ""
@@ -132,8 +133,8 @@ def _print_summary(report: dict[str, Any], *, dry_run: bool) -> None:
     found = report["reciprocals"]
     if found["scalars"]:
         click.echo(
-            f"{found['scalars']} global scales become their reciprocal; of its reciprocal {found['exact']} are the "
-            f"stored number again, and none is more than {found['largest_ulps']} ULP off"
+            f"{found['scalars']} global scales become their reciprocal; taken twice, it is the stored number for "
+            f"{found['exact']} of them and at most {found['largest_ulps']} ULP off"
         )
     shown = report["left_out"][:5]
     for text in shown:

@@ -34,7 +34,9 @@ _NO_INPUT_SCALE = (
 @click.option("--mse", is_flag=True, help="Search each NVFP4 block's scale for the least squared error.")
 @click.option("--four-over-six", is_flag=True, help="Let NVFP4 blocks put their largest value at 4 or at 6.")
 @click.option(
-    "--arithmetic", type=click.Choice(["float32", "modelopt", "compressed-tensors"]), help="Rounding."
+    "--arithmetic",
+    type=click.Choice(["float32", "modelopt", "compressed-tensors"]),
+    help="Whose rounding is followed; float32 rounds once.  [default: that of --to]",
 )
 @click.option("--skip", is_flag=True, help="Leave modules as they are whose shape the scheme cannot take.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Largest file of weights.")

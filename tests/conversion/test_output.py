@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conversion.stored import modelopt_nvfp4, run, stored_tensors
+from vtensors.cli import main
 from vtensors.conversion import journal as journal_module
 from vtensors.conversion.journal import JOURNAL_NAME
 from vtensors.conversion.output import locked, partial_directory
@@ -43,6 +45,14 @@ def test_a_dry_run_writes_nothing_and_gives_the_exact_sizes(
     fates = {row["module"]: row["fate"] for row in planned["modules"]}
     assert fates["lm_head"] == "kept"
     assert fates["model.layers.0.mlp.up_proj"] == "respelled"
+
+
+def test_the_summary_names_what_changes_before_what_is_kept(
+    source: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "compressed-tensors"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.search(r"-> compressed-tensors: \d+ respelled, \d+ kept$", first)
 
 
 def test_shards_keep_to_the_limit_and_the_index_names_every_tensor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -96,7 +97,7 @@ def test_the_text_names_finding_value_and_remedy(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert f"error    scale-negative: {DOWN}.weight_scale" in out
     assert "expected finite and above zero" in out
-    assert "1 errors, 0 warnings; 63 tensors" in out
+    assert "1 error, 0 warnings; 63 tensors" in out
 
 
 def test_many_findings_of_one_code_are_cut_short_in_text_only(
@@ -233,3 +234,5 @@ def test_a_lock_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.Capt
 def test_the_page_has_every_code_with_its_words() -> None:
     page = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
     assert markdown_table() in page
+    bars = re.compile(r"(?<!\\)\|")
+    assert {len(bars.findall(line)) for line in markdown_table().splitlines()} == {6}

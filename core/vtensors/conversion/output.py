@@ -42,7 +42,9 @@ def check_destination(destination: Path, source: Path | None, *, overwrite: bool
                 fix="choose another DESTINATION",
             )
     if place.exists() and not place.is_dir():
-        raise OutputError("the destination is a file", file=str(destination), fix="choose another DESTINATION")
+        raise OutputError(
+            "the destination is a file", file=str(destination), fix="choose another DESTINATION"
+        )
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(
             "the destination exists and is not empty",
@@ -53,14 +55,15 @@ def check_destination(destination: Path, source: Path | None, *, overwrite: bool
 
 
 def hub_cache_of(place: Path) -> Path | None:
-    """The Hub cache folder that a resolved path lies in (the variables name one, or folder names show one)."""
+    """The Hub cache folder that a resolved path lies in (the variables or the default, or folder names)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     named = [os.environ.get("HF_HUB_CACHE"), os.environ.get("HUGGINGFACE_HUB_CACHE")]
-    home = os.environ.get("HF_HOME")
-    if home:
-        named.append(os.path.join(home, "hub"))
+    named.append(os.path.join(home, "hub"))
     for text in named:
-        if text and place.is_relative_to(Path(text).expanduser().resolve()):
-            return Path(text)
+        folder = Path(os.path.realpath(os.path.expanduser(text))) if text else None
+        if folder is not None and place.is_relative_to(folder):
+            return folder
     for folder in (place, *place.parents):
         if folder.name.startswith(REPO_FOLDER_PREFIX) and (
             folder != place or (folder / "snapshots").is_dir() or (folder / "blobs").is_dir()

@@ -45,13 +45,13 @@ def plan_decoder(config: DecoderConfig, module_names: Sequence[str]) -> ModelPla
             module=head or "lm_head", shape=vocabulary, part="lm_head", bias=False
         )
     return ModelPlan(
-        weights=weights, waivers=waivers_for(module_names), notes=(_tied_note(head),) if config.tied else ()
+        weights=weights,
+        waivers=waivers_for(module_names),
+        notes=(_tied_note(head),) if config.tied and head else (),
     )
 
 
-def _tied_note(head: str | None) -> str:
-    if head is None:
-        return "tie_word_embeddings: the head shares embed_tokens"
+def _tied_note(head: str) -> str:
     return f"tie_word_embeddings is true, but the checkpoint holds '{head}': the file's head is used"
 
 

@@ -123,7 +123,8 @@ def _print_module(row: dict[str, Any]) -> None:
 
 
 def _print_summary(report: dict[str, Any], *, dry_run: bool) -> None:
-    ordered = sorted(report["fates"].items(), key=lambda item: item[0] == Fate.KEPT.value)  # what changes first
+    # What changes stands before what is kept.
+    ordered = sorted(report["fates"].items(), key=lambda item: item[0] == Fate.KEPT.value)
     fates = ", ".join(f"{count} {fate}" for fate, count in ordered)
     click.echo(f"{report['source']} -> {report['target']}: {fates}")
     for file in report["files"]:

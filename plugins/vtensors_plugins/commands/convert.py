@@ -18,7 +18,7 @@ from vtensors_plugins.commands.lock_option import lock_option
 @click.command("convert")
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--to", "to", required=True, metavar="CONVENTION[:SCHEME]", help="What to write, see above and docs/convert.md.")
+@click.option("--to", "to", required=True, metavar="CONVENTION[:SCHEME]", help="What to write, as above.")
 @click.option("--revision", help="Branch, tag or commit of a repository.")
 @lock_option(which="SOURCE")
 @click.option(

@@ -23,7 +23,7 @@ from vtensors_plugins.commands.lock_option import lock_option
 @click.option("--revision", help="Branch, tag or commit of a repository.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--tree", is_flag=True, help="Also show every module, layer by layer.")
-@click.option("--module", "pattern", metavar="REGEX", help="Explain the modules whose name matches.")
+@click.option("--module", "pattern", metavar="REGEX", help="Only explain the modules whose name matches.")
 @click.option("--activations", type=click.Choice(MODES), help="Which precision `executed` shows.")
 @lock_option()
 @click.pass_context

@@ -102,7 +102,8 @@ def _print(report: Report) -> None:
     errors = sum(found.severity == "error" for found in report.findings)
     warnings = len(report.findings) - errors
     looked = f"{report.checked_tensors:,} tensors, {report.checked_bytes / 1e6:,.1f} MB read"
-    click.echo(f"{errors} errors, {warnings} warnings; {looked}{'' if report.values else ' (headers only)'}")
+    counted = f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
+    click.echo(f"{counted}; {looked}{'' if report.values else ' (headers only)'}")
 
 
 def _print_comparisons(report: Report) -> None:
@@ -118,3 +119,7 @@ def _print_comparisons(report: Report) -> None:
             f"{row['max_abs_error']:9.3g}  {row['verdict']}"
         )
     click.echo()
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

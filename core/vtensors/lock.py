@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,24 +125,42 @@ def _moved_shards(locked: Lock, now: Lock) -> Iterator[str]:
 def _moved_modules(locked: Lock, now: Lock) -> Iterator[str]:
     if locked.modules_sha256 == now.modules_sha256:
         return
-    before, after = ({_kind(g): g.modules for g in lock.groups} for lock in (locked, now))
-    found = False
-    for pattern in dict.fromkeys(pattern for pattern, _ in (*before, *after)):
-        one = {kind: count for (name, kind), count in before.items() if name == pattern}
-        two = {kind: count for (name, kind), count in after.items() if name == pattern}
-        if one != two:
-            found = True
-            yield f"modules {pattern}: {_counted(one)} -> {_counted(two)}"
-    if not found:
-        yield "modules: the same kinds and counts under other names"
+    detailed = all(group.tensors is not None for group in locked.groups)
+    moved = list(_moved_kinds(locked, now, _kind))
+    if not moved and detailed:
+        moved = list(_moved_kinds(locked, now, _tensors_of))
+    other = "other names" if detailed else "other names, or with other tensors"
+    yield from moved or [f"modules: the same kinds and counts under {other}"]
     if locked.shards == now.shards and locked.written_by != now.written_by:
         yield f"(the headers are the same; locked by {locked.written_by}, read by {now.written_by})"
 
 
-def _kind(group: ModuleGroup) -> tuple[str, str]:
+def _moved_kinds(locked: Lock, now: Lock, words: Callable[[ModuleGroup], str]) -> Iterator[str]:
+    """One sentence per pattern of names whose modules, in these words, are not what they were."""
+    before, after = (_counts(lock, words) for lock in (locked, now))
+    for pattern in dict.fromkeys((*before, *after)):
+        one, two = before.get(pattern, {}), after.get(pattern, {})
+        if one != two:
+            yield f"modules {pattern}: {_counted(one)} -> {_counted(two)}"
+
+
+def _counts(lock: Lock, words: Callable[[ModuleGroup], str]) -> dict[str, dict[str, int]]:
+    """pattern -> the words of a kind -> how many modules."""
+    found: dict[str, dict[str, int]] = {}
+    for group in lock.groups:
+        kinds = found.setdefault(group.pattern, {})
+        kinds[words(group)] = kinds.get(words(group), 0) + group.modules
+    return found
+
+
+def _kind(group: ModuleGroup) -> str:
     words = [group.scheme, str(list(group.shape)) if group.shape else "", group.convention]
     words += [group.declared, group.algorithm]
-    return group.pattern, " ".join(word for word in words if word)
+    return " ".join(word for word in words if word)
+
+
+def _tensors_of(group: ModuleGroup) -> str:
+    return f"{group.scheme} ({group.tensors or 'nothing beside the codes'})"
 
 
 def _counted(kinds: Mapping[str, int]) -> str:
@@ -187,10 +205,16 @@ def _digest(facts: list[ModuleFacts]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def _beside(facts: ModuleFacts) -> str:
+    """Scales, biases and the like in one line; the codes too where they are a part of a stacked tensor."""
+    shown = sorted(role for role in facts.tensors if role != "codes" or facts.stacking)
+    return ", ".join(f"{role} {facts.tensors[role]}" for role in shown)
+
+
 def _groups(facts: list[ModuleFacts]) -> tuple[ModuleGroup, ...]:
-    counted: dict[tuple[str, str, str, tuple[int, ...], str, str], int] = {}
+    counted: dict[tuple[str, str, str, tuple[int, ...], str, str, str], int] = {}
     for f in facts:
-        key = (f.pattern, f.scheme, f.convention, f.shape, f.declared, f.algorithm)
+        key = (f.pattern, f.scheme, f.convention, f.shape, f.declared, f.algorithm, _beside(f))
         counted[key] = counted.get(key, 0) + 1
     return tuple(
         ModuleGroup(
@@ -201,6 +225,9 @@ def _groups(facts: list[ModuleFacts]) -> tuple[ModuleGroup, ...]:
             declared=declared,
             algorithm=algorithm,
             modules=count,
+            tensors=tensors,
         )
-        for (pattern, scheme, convention, shape, declared, algorithm), count in sorted(counted.items())
+        for (pattern, scheme, convention, shape, declared, algorithm, tensors), count in sorted(
+            counted.items()
+        )
     )

@@ -23,7 +23,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @attrs.frozen(kw_only=True)
 class ModuleGroup:
-    """Modules that are alike. pattern: their name with every number as `*`; the rest as in `ModuleFacts`."""
+    """Modules that are alike. pattern: their name with every number as `*`; the rest as in `ModuleFacts`.
+
+    tensors: role, dtype and shape of those beside the codes, in one line; None in a lock of an earlier vtensors.
+    """
 
     pattern: str
     scheme: str
@@ -32,6 +35,7 @@ class ModuleGroup:
     declared: str
     algorithm: str
     modules: int
+    tensors: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -154,6 +158,7 @@ class _Reader:
             declared=self.text(value, "declared"),
             algorithm=self.text(value, "algorithm"),
             modules=self.number(value, "modules"),
+            tensors=self.text_or_none(value, "tensors"),
         )
 
     def files(self, value: Mapping[str, Any]) -> dict[str, str | None]:

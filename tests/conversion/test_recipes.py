@@ -110,6 +110,30 @@ def test_a_recipe_that_names_nothing_is_refused(source: Path, tmp_path: Path, ca
     assert "names no linear layer" in report["error"]["message"]
 
 
+def test_entries_and_options_that_touch_nothing_are_said(source: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "mine.json"
+    rules = [{"targets": ["model.layers.77.mlp", "Linear"], "scheme": "fp8-row"}]
+    path.write_text(json.dumps({"rules": rules, "ignore": ["re:.*lm_haed", "re:.*mtp"]}))
+    status, report = run(capsys, "quantize", source, tmp_path / "out", "--recipe", path, "--mse")
+    assert status == 0
+    assert report["warnings"] == [
+        "recipe mine: 'model.layers.77.mlp' matches no module",
+        "recipe mine: 're:.*lm_haed' matches no module",
+        "--mse changes nothing: no module becomes nvfp4",
+    ]
+
+
+def test_a_scheme_that_the_target_cannot_hold_is_refused_with_advice_for_this_command(
+    source: Path, tmp_path: Path, capsys: Any
+) -> None:
+    status, report = run(
+        capsys, "quantize", source, tmp_path / "out", "--recipe", "fp8-row", "--to", "hf-fp8"
+    )
+    assert status == 2
+    assert report["error"]["accepted"] == "fp8-block, fp8-tensor"
+    assert report["error"]["fix"] == "choose another scheme in the recipe, or another convention (--to)"
+
+
 def test_an_unknown_scheme_is_refused_with_the_known_ones(source: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "recipe.json"
     path.write_text('[{"targets": ["Linear"], "scheme": "int3"}]')

@@ -81,6 +81,7 @@ def command(
 
     plan = plan_conversion(checkpoint, target, lookup, max_shard_bytes=limit)
     warnings = [f"left as it is: {name}: {reason}" for name, reason in assigned.skipped.items()]
+    warnings += assigned.unused
     if to == "modelopt" and any(one.scheme == "fp8-tensor" for one in assigned.assignments.values()):
         warnings.append(_NO_INPUT_SCALE)
     carry_out(

@@ -14,7 +14,7 @@ from vtensors.inspection import part_of
 from vtensors.matching import FUSED, Entry
 from vtensors.modules import Module, is_quantized
 from vtensors.records import EncodeOptions
-from vtensors_plugins.quantization.recipes import LINEAR, Recipe, Rule
+from vtensors_plugins.quantization.recipes import BUILTIN, DEFAULT_IGNORE, LINEAR, Recipe, Rule
 
 # Parts of a model that are linear layers; `other` is what no architecture plugin knows.
 _LINEAR_PARTS = (
@@ -43,10 +43,14 @@ class QuantizeOptions:
 
 @attrs.frozen(kw_only=True)
 class Assigned:
-    """assignments by module name; skipped: modules left as they are because of their shape, with the reason."""
+    """assignments by module name; skipped: modules left as they are because of their shape, with the reason.
+
+    unused: a sentence for every entry of the recipe and every option that touched nothing.
+    """
 
     assignments: Mapping[str, Assignment]
     skipped: Mapping[str, str]
+    unused: tuple[str, ...] = ()
 
 
 def assign(checkpoint: Checkpoint, recipe: Recipe, target: Target, options: QuantizeOptions) -> Assigned:
@@ -63,6 +67,7 @@ def assign(checkpoint: Checkpoint, recipe: Recipe, target: Target, options: Quan
         if rule is None:
             continue
         _refuse_quantized(module)
+        _refuse_inexpressible(module, rule, target)
         settings = EncodeOptions(
             arithmetic=options.arithmetic or target.writer.arithmetic.get(rule.scheme, "float32"),
             mse=options.mse if rule.mse is None else rule.mse,
@@ -87,7 +92,34 @@ def assign(checkpoint: Checkpoint, recipe: Recipe, target: Target, options: Quan
     if options.share_scales:
         chosen = _shared(chosen)
     reasons = {name: f"{p.problem}: {p.seen}, wants {p.accepted}" for name, p in misfits.items()}
-    return Assigned(assignments=chosen, skipped=reasons)
+    unused = (*_unmatched(checkpoint, recipe), *_idle(options, chosen))
+    return Assigned(assignments=chosen, skipped=reasons, unused=unused)
+
+
+def _unmatched(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
+    """Entries of a recipe of one's own that name nothing: their intent is not carried out."""
+    if recipe == BUILTIN.get(recipe.name):
+        return []
+    every = [entry for _, entries in recipe.entries() for entry in entries if entry.text != LINEAR]
+    if recipe.ignore != DEFAULT_IGNORE:
+        every += recipe.ignored()
+    names = tuple(checkpoint.modules)
+    return [
+        f"recipe {recipe.name}: '{entry.text}' matches no module"
+        for entry in every
+        if not any(entry.matches(name) for name in names)
+    ]
+
+
+def _idle(options: QuantizeOptions, chosen: Mapping[str, Assignment]) -> list[str]:
+    if any(assignment.scheme == "nvfp4" for assignment in chosen.values()):
+        return []
+    asked = {
+        "--share-scales": options.share_scales,
+        "--mse": options.mse,
+        "--four-over-six": options.four_over_six,
+    }
+    return [f"{flag} changes nothing: no module becomes nvfp4" for flag, given in asked.items() if given]
 
 
 def _rule_of(
@@ -119,6 +151,17 @@ def _refuse_quantized(module: Module) -> None:
             accepted="bf16, f16 or f32",
             fix="quantize the unquantized checkpoint, or vtensors convert --to CONVENTION:SCHEME "
             "--allow-requantize",
+        )
+
+
+def _refuse_inexpressible(module: Module, rule: Rule, target: Target) -> None:
+    if is_quantized(rule.scheme) and rule.scheme not in target.writer.schemes:
+        raise RequestError(
+            f"{target.convention.name} cannot hold this scheme",
+            tensor=module.name,
+            seen=rule.scheme,
+            accepted=", ".join(target.writer.schemes) or "unquantized weights",
+            fix="choose another scheme in the recipe, or another convention (--to)",
         )
 
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 SOURCE = "transformers 5.24 quantizers/quantizer_finegrained_fp8.py, integrations/finegrained_fp8.py"
 METHODS = ("fp8", "mxfp8")
+# `weight_block_size: null`: a matrix that one block would hold is per tensor like the others.
+WITHOUT_BLOCKS = "fp8 without blocks"
 _EXPONENTS = ("F8_E8M0", "U8")
 _GRID_3D = ("[E, ceil(N/BN), ceil(K/BK)]",)
 # transformers keeps a matrix of one block in two dimensions; one scale for gate and up, or one for each.
@@ -75,7 +77,7 @@ def _form(
     )
     return Form(
         scheme=scheme,
-        algorithms=("fp8", "mxfp8"),
+        algorithms=METHODS if scheme in ("fp8-block", "mxfp8") else (*METHODS, WITHOUT_BLOCKS),
         formula=f"e4m3(weight) * {f'2^({suffix} - 127)' if exponent else suffix}",
         source=SOURCE,
         tensors=(
@@ -129,7 +131,7 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     static = values.get("activation_scheme") == "static"
     scheme = DeclaredScheme(
         weight="mxfp8" if block.quant_method == "mxfp8" else "fp8",
-        algorithm=str(block.quant_method),
+        algorithm=WITHOUT_BLOCKS if _has_no_blocks(block) else str(block.quant_method),
         activations="fp8-static" if static else "fp8-dynamic",
         where=where,
         block=size,
@@ -168,6 +170,11 @@ def _check(values: Mapping[str, Any], where: str) -> None:
                 seen=repr(values.get(key)),
                 accepted=", ".join(repr(word) for word in accepted if word),
             )
+
+
+def _has_no_blocks(block: QuantizationBlock) -> bool:
+    null = "weight_block_size" in block.values and block.values["weight_block_size"] is None
+    return null and block.quant_method == "fp8"
 
 
 def _block_size(block: QuantizationBlock) -> tuple[int, int] | None:

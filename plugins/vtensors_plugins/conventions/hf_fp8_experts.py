@@ -34,7 +34,7 @@ _SCALE_DTYPES = (*FLOAT_DTYPES, "F8_E8M0", "U8")
 def _form(scheme: str, scales: str) -> Form:
     return Form(
         scheme=scheme,
-        algorithms=("fp8", "mxfp8"),
+        algorithms=("fp8", "mxfp8") if scheme == "fp8-block" else ("fp8", "mxfp8", "fp8 without blocks"),
         formula="e4m3(weight) * weight_scale_inv of its expert",
         source="transformers 5.24 integrations/finegrained_fp8.py FP8Experts",
         tensors=(

@@ -154,9 +154,12 @@ def hf_fp8(block: list[int] | None, scheme: str = "dynamic") -> dict[str, Any]:
     return {"quant_method": "fp8", "activation_scheme": scheme, "weight_block_size": block}
 
 
+@pytest.mark.parametrize("rows", [160, 64], ids=["larger than a block", "smaller than a block"])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
-def test_transformers_keeps_one_scale_in_up_to_two_dimensions(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    codes = e4m3_codes(160, 192)
+def test_transformers_keeps_one_scale_in_up_to_two_dimensions(
+    tmp_path: Path, shape: tuple[int, ...], rows: int
+) -> None:
+    codes = e4m3_codes(rows, 96)
     tensors = {f"{UP}.weight": codes, f"{UP}.weight_scale_inv": torch.full(shape, 0.0123)}
     weight = read(save(tmp_path, tensors, hf_fp8(None)), UP)
     assert weight.scheme == "fp8-tensor"

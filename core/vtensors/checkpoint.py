@@ -258,6 +258,10 @@ class Checkpoint:
         """attention module -> its KV-cache scales, under any of the accepted names."""
         return read_kv_scales(self._grouped.kv_scales, self._source)
 
+    def check_mapped(self) -> None:
+        """Raises CheckpointError if a file that weights are mapped from was truncated or written to."""
+        self._source.reader.check_mapped()
+
     def close(self) -> None:
         """Close the files; weights that were read stay valid."""
         self._source.reader.close()

@@ -94,6 +94,16 @@ class TensorReader:
             done += count
         return data
 
+    def check_mapped(self) -> None:
+        """Raises CheckpointError if a mapped file was truncated or written to since its header was read.
+
+        Asked of the open file, so that one that was deleted or replaced, which harms no mapping, passes. It
+        turns the death of the process (SIGBUS) into an error unless the file shrinks after the check.
+        """
+        for file, shard in list(self._shards.items()):
+            if shard.mapping is not None:
+                self._compare(file, os.fstat(shard.descriptor))
+
     def close(self) -> None:
         """Close all files. Views that were given out stay valid: they keep their mapping."""
         with self._lock:

@@ -91,6 +91,7 @@ class LoadedModel:
 
     def step(self, token_ids: Tensor, state: Any) -> Tensor:
         """token_ids [T] int64 appended to the sequence -> logits [V] of the last one, model dtype."""
+        self._check_files()
         logits: Tensor = self._model.step(token_ids, state)
         return logits
 
@@ -106,9 +107,15 @@ class LoadedModel:
                 seen=f"{int(input_ids.min())}..{int(input_ids.max())}",
                 accepted=f"0..{self.vocab_size - 1}",
             )
+        self._check_files()
         with torch.inference_mode():
             logits: Tensor = self._model.logits(input_ids)
         return logits
+
+    def _check_files(self) -> None:
+        # On another device the weights are copies; on a CPU they are the files' own pages.
+        if self.device.type == "cpu":
+            self.checkpoint.check_mapped()
 
     def executed_summary(self) -> list[dict[str, Any]]:
         """Rows as `inspect --json` gives them under `schemes`."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +111,35 @@ def test_logits_of_what_is_no_batch_of_token_ids_are_refused(ids: Any) -> None:
     model = vtensors.load_model(bundled_checkpoint(), "cpu", torch.float32)
     with pytest.raises(RequestError):
         model.logits(ids)
+
+
+def _copied(folder: Path) -> Path:
+    shutil.copytree(bundled_checkpoint(), folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    return folder
+
+
+def test_a_file_truncated_under_a_loaded_model_is_an_error_and_not_the_end_of_the_process(
+    tmp_path: Path,
+) -> None:
+    model = vtensors.load_model(_copied(tmp_path / "model"), device="cpu")
+    ids = torch.arange(4)[None]
+    model.logits(ids)
+    os.truncate(tmp_path / "model" / "model.safetensors", 100_000)
+    with pytest.raises(vtensors.CheckpointError, match="changed while open") as caught:
+        model.logits(ids)
+    assert "model.safetensors" in str(caught.value)
+    with pytest.raises(vtensors.CheckpointError, match="changed while open"):
+        model.step(ids[0], model.new_state())
+
+
+def test_a_model_whose_files_are_deleted_or_replaced_goes_on_with_what_it_mapped(tmp_path: Path) -> None:
+    model = vtensors.load_model(_copied(tmp_path / "model"), device="cpu")
+    ids = torch.arange(4)[None]
+    before = model.logits(ids)
+    (tmp_path / "other").write_bytes(b"something else")
+    os.replace(tmp_path / "other", tmp_path / "model" / "model.safetensors")
+    assert torch.equal(model.logits(ids), before)
+    shutil.rmtree(tmp_path / "model")
+    assert torch.equal(model.logits(ids), before)

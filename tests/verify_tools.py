@@ -18,7 +18,7 @@ from builders import write_json, write_safetensors
 from tiny_checkpoints import Tiny
 from vtensors.manager import Plugins
 from vtensors.verification import Finding, open_tolerantly
-from vtensors_plugins.commands.verify import progress_bar
+from vtensors_plugins.commands.progress_bar import progress_bar
 from vtensors_plugins.verification.report import Report, verify
 
 GATE, UP, DOWN = (f"model.layers.0.mlp.{part}_proj" for part in ("gate", "up", "down"))

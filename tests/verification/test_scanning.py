@@ -145,7 +145,7 @@ def test_zero_scales_of_rows_and_partial_blocks_are_held_against_their_own_codes
 PEAK = r"""
 import re, sys
 from vtensors.verification import open_tolerantly
-from vtensors_plugins.commands.verify import progress_bar
+from vtensors_plugins.commands.progress_bar import progress_bar
 from vtensors_plugins.verification.report import verify
 import torch
 torch.zeros(8).bfloat16().aminmax()

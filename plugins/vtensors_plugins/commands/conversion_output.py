@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from vtensors.checkpoint import Checkpoint
 from vtensors.conversion import ConversionPlan, Fate, Unit, WrittenFile, run_plan
 from vtensors.conversion.reciprocals import Reciprocals, count_reciprocals
 from vtensors.errors import RequestError
+from vtensors_plugins.commands.progress_bar import progress_bar
 from vtensors_plugins.commands.schemes_table import size
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -52,7 +50,7 @@ def carry_out(
     written: tuple[WrittenFile, ...] = ()
     if not dry_run:
         total = sum(shard.size for shard in plan.shards)
-        with progress_bar(total, quiet=as_json) as advance:
+        with progress_bar("writing", total, quiet=as_json) as advance:
             written = run_plan(checkpoint, plan, destination, overwrite=overwrite, progress=advance)
     report = plan_report(plan, destination, reciprocals, written, warnings)
     if as_json:
@@ -146,18 +144,3 @@ def _print_summary(report: dict[str, Any], *, dry_run: bool) -> None:
         click.echo(f"warning: {text}", err=True)
     verb = "would be written to" if dry_run else "written to"
     click.echo(f"{size(report['total_bytes'])} {verb} {report['destination']}")
-
-
-@contextmanager
-def progress_bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr; elsewhere a function that does nothing."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("writing", total=total)
-        yield lambda count: bar.advance(task, count)

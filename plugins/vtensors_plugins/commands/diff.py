@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -14,9 +11,10 @@ from vtensors.checkpoint import Checkpoint, open_checkpoint
 from vtensors.comparison import Comparison, compare
 from vtensors_plugins.commands.diff_lines import report_lines, value_lines
 from vtensors_plugins.commands.lock_option import lock_option
+from vtensors_plugins.commands.progress_bar import progress_bar
 
 if TYPE_CHECKING:
-    from vtensors_plugins.comparison_values import Advance, ValueComparison
+    from vtensors_plugins.comparison_values import ValueComparison
 
 
 @click.command("diff")
@@ -70,20 +68,5 @@ def _compare_values(one: Checkpoint, two: Checkpoint, comparison: Comparison) ->
     from vtensors_plugins.comparison_values import compare_values, total_bytes
 
     changes = (comparison.modules, comparison.kv_scales)
-    with _progress(total_bytes(one, two, comparison.modules)) as advance:
+    with progress_bar("comparing", total_bytes(one, two, comparison.modules)) as advance:
         return compare_values(one, two, changes, advance)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """A bar of compared bytes on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("comparing"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("comparing", total=total)
-        yield lambda count: progress.advance(task, count)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import click
 
@@ -14,6 +11,7 @@ from vtensors.errors import RequestError
 from vtensors.lock import check_lock
 from vtensors.verification.opening import open_tolerantly
 from vtensors_plugins.commands.lock_option import lock_option
+from vtensors_plugins.commands.progress_bar import progress_bar
 from vtensors_plugins.verification.report import Report, verify
 
 # A person reads the first of many like findings; --json lists all.
@@ -70,21 +68,6 @@ def command(
         _print(report)
     if report.findings:
         context.exit(1)
-
-
-@contextmanager
-def progress_bar(task: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while the block runs, if that is a terminal; call what it gives with bytes done since."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        entry = progress.add_task(task, total=total)
-        yield lambda count: progress.advance(entry, count)
 
 
 def _print(report: Report) -> None:

@@ -6,18 +6,9 @@
 // Shapes: K a multiple of 16, any N. One thread decodes one block of 16 elements; grid x covers N * K / 16
 // blocks of work. Block: kThreads. Shared memory: none. Arch: all.
 
-#ifndef VT_OUT_F16
-#define VT_OUT_F16 0  // 0: bfloat16, 1: float16
-#endif
-
-#include "include/number_formats.cuh"
+#include "include/output_format.cuh"
 
 constexpr int kThreads = 256;
-static_assert(VT_OUT_F16 == 0 || VT_OUT_F16 == 1, "VT_OUT_F16 is 0 or 1");
-
-__device__ __forceinline__ unsigned encode(float value) {
-  return VT_OUT_F16 ? f16_bits(value) : bf16_bits_exact(value);
-}
 
 extern "C" __global__ __launch_bounds__(kThreads) void dequantize_nvfp4(
     const uint2* __restrict__ codes,                // [N, K / 16] 16 codes of 4 bits each, low nibble first

@@ -6,18 +6,9 @@
 // One thread decodes 16 codes; `vectors` is the number of elements / 16, any tail is left to the caller.
 // Block: kThreads. Shared memory: none. Arch: all.
 
-#ifndef VT_OUT_F16
-#define VT_OUT_F16 0  // 0: bfloat16, 1: float16
-#endif
-
-#include "include/number_formats.cuh"
+#include "include/output_format.cuh"
 
 constexpr int kThreads = 256;
-static_assert(VT_OUT_F16 == 0 || VT_OUT_F16 == 1, "VT_OUT_F16 is 0 or 1");
-
-__device__ __forceinline__ unsigned encode(float value) {
-  return VT_OUT_F16 ? f16_bits(value) : bf16_bits_exact(value);
-}
 
 __device__ __forceinline__ unsigned pair(unsigned bytes) {
   return encode(decode_e4m3(bytes)) | encode(decode_e4m3(bytes >> 8)) << 16;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -10,9 +10,16 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class KernelRequest:
-    """What a layer asks for: the op, the weight's scheme, the activation mode and the device.
+    """What a layer asks for: the op, what the weight is, how it is to be multiplied and where.
 
+    op: a name from the op list. scheme: of the weight (all parts of a fused op have one scheme).
+    activations: `16bit`, `fp8-static`, `fp8-dynamic` or `fp4`. device: `cpu`, `cuda:0`, ...
     capability: (major, minor) of a CUDA device, None on a CPU. dtype: of activations, such as `bfloat16`.
+    shape: (N, K) of the whole weight, the parts stacked; None where it is not known yet.
+    parts: rows of each part, in order; one entry for a plain weight, empty where shape is None.
+    tokens: fewest and most rows M that the kernel must serve; None = no upper bound.
+    traits: what else the weight brings, of `bias`, `pre_scale`, `row_scale` (a global scale per row), `group32`,
+    `shared` (another op needs the stored layout too).
     """
 
     op: str
@@ -21,6 +28,10 @@ class KernelRequest:
     device: str
     capability: tuple[int, int] | None = None
     dtype: str = "float32"
+    shape: tuple[int, int] | None = None
+    parts: tuple[int, ...] = ()
+    tokens: tuple[int, int | None] = (1, None)
+    traits: frozenset[str] = frozenset()
 
 
 @attrs.frozen(kw_only=True)
@@ -28,9 +39,18 @@ class KernelSpec:
     """Code that computes one op on some schemes on some devices.
 
     op: a name from the documented op list. schemes: scheme names, or `("*",)` for anything that can
-    dequantise. targets: `cpu`, `portable`, `sm_90a`, ... numerics: `reference`, `bitwise` or a tolerance.
-    refuse: request -> reason why not, or None. bind: (weight, request) -> the callable put into the layer.
-    cost: estimated microseconds, lower wins; the reference is last.
+    dequantise. targets: `cpu`, `portable` (any device), `cuda`, `sm_90a` (exactly), `sm_120f` (the family of
+    that major version), ... numerics: `reference`, `bitwise` or a tolerance in words.
+    refuse: request -> reason why not, or None.
+    layout: the prepared form that the kernel reads; `stored` is the Weight itself. Kernels of one layout share
+    one prepared weight. prepare: (weights, request) -> the weight in that layout, made once on the device; it
+    has `nbytes`. Needed unless layout is `stored`.
+    bind: (prepared, request) -> the callable put into the layer.
+    tokens: fewest and most rows M that it serves. cost: estimated microseconds at `request.tokens[0]` rows, a
+    number or a function of the request; lower wins; the reference is last.
+    probe: launches exactly what bind would for the request on a small random weight and raises where it fails
+    or disagrees with the reference. fingerprint: request -> what a stored verdict of that probe depends on
+    besides device and driver (source, options, toolkit). Both None: nothing to probe.
     """
 
     name: str
@@ -40,7 +60,12 @@ class KernelSpec:
     numerics: str
     refuse: Callable[[KernelRequest], str | None]
     bind: Callable[[Any, KernelRequest], Callable[..., Any]]
-    cost: float = 0.0
+    cost: float | Callable[[KernelRequest], float] = 0.0
+    layout: str = "stored"
+    prepare: Callable[[Sequence[Any], KernelRequest], Any] | None = None
+    tokens: tuple[int, int | None] = (1, None)
+    probe: Callable[[KernelRequest], None] | None = None
+    fingerprint: Callable[[KernelRequest], str] | None = None
 
 
 @attrs.frozen(kw_only=True)

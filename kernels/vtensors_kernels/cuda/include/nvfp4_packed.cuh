@@ -1,0 +1,76 @@
+#pragma once
+// The packed NVFP4 layout and its exact decoding into 16-bit matrix operands.
+//
+// W[n, k] = e2m1 * e4m3 * row_scale[n] / 256. The matrix is cut into blocks of 16 rows x 128 columns, stored as
+// [row tiles][column steps][kBlockBytes], rows and columns padded with zero codes. Inside a block, lane
+// 4 g + c of a warp (g = 0..7, c = 0..3) owns rows g and g + 8, columns 32 c .. 32 c + 31:
+//   bytes 16 * lane ..                4 words of row g,     word u = columns 32 c + 8 (u ^ (c >> 1)) .. + 7
+//   bytes 512 + 16 * lane ..          4 words of row g + 8, likewise
+//   bytes 1024 + 4 * lane ..          scales: row g words 0 1, row g words 2 3, row g + 8 words 0 1, words 2 3
+// so that a lane reads 16 bytes at a time, converts 4 scales for 64 weights, and finds its 8 activations of a
+// word side by side. The exclusive-or keeps shared-memory reads of those activations free of bank conflicts.
+//
+// A word holds 8 codes (s e e m, value 0..7 = e e m), element i = 2 p + h, h = 0 in the low half-word:
+//   pair p   sign at bit   e e m at bits        of the half-word
+//     0          15          8  7  6
+//     1          12          5  4  3
+//     2           9          2  1  0
+//     3          14         11 10 13
+// Three of four pairs reach the place of bfloat16's low exponent bits by one shift; e e m there is the value
+// times 2^-126 (a subnormal where ee is 0). The scale makes up for it.
+//
+// A scale byte is the block scale 2^x * 1.mmm as (x + 10) << 3 | mmm, x = -9..8: E4M3's subnormals are
+// normalised, zero is 0 (its codes are zero too). As an operand it is scale * 2^118 in bfloat16, or scale * 2^6
+// in float16, so that the product is e2m1 * e4m3 / 256: at most 6 significant bits, exact in either format.
+
+constexpr int kTileRows = 16;       // rows of a block
+constexpr int kStepColumns = 128;   // columns of a block
+constexpr int kCodeBytes = 1024;    // codes of a block
+constexpr int kBlockBytes = 1152;   // codes and scales of a block
+
+#ifndef VT_F16
+#define VT_F16 0  // operands: 0 bfloat16, 1 float16
+#endif
+static_assert(VT_F16 == 0 || VT_F16 == 1, "VT_F16 is 0 or 1");
+
+__device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
+  unsigned product;
+#if VT_F16
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#else
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#endif
+  return product;
+}
+
+// Byte `which` of a word of scales, as both halves of a 16-bit pair.
+template <int which>
+__device__ __forceinline__ unsigned decode_scale(unsigned scales) {
+  constexpr unsigned selector = which | 4u << 4 | which << 8 | 4u << 12;  // byte, zero, byte, zero
+  const unsigned both = __byte_perm(scales, 0u, selector);
+#if VT_F16
+  return both * 128u + 0x2C002C00u;
+#else
+  return both * 16u + 0x75807580u;
+#endif
+}
+
+// Eight weights of one row as four 16-bit pairs in order of columns, times a scale of decode_scale.
+__device__ __forceinline__ void decode_word(unsigned word, unsigned scale, unsigned (&pairs)[4]) {
+#if VT_F16
+  constexpr unsigned kSign = 0x80008000u, kValue = 0x0E000E00u;
+  const unsigned by6 = word * 64u;
+  pairs[0] = (word & kSign) | (word * 8u & kValue);
+  pairs[1] = (word * 8u & kSign) | (by6 & kValue);
+  pairs[2] = (by6 & kSign) | (word * 512u & kValue);
+  pairs[3] = (word * 2u & kSign) | (word & 0x0C000C00u) | (word >> 4 & 0x02000200u);
+#else
+  constexpr unsigned kCode = 0x81C081C0u;
+  pairs[0] = word & kCode;
+  pairs[1] = word * 8u & kCode;
+  pairs[2] = word * 64u & kCode;
+  pairs[3] = (word * 2u & 0x80008000u) | (word >> 3 & 0x01800180u) | (word >> 7 & 0x00400040u);
+#endif
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) pairs[pair] = multiply_pairs(pairs[pair], scale);
+}

@@ -1,0 +1,46 @@
+"""The packed NVFP4 layout (`cuda/include/nvfp4_packed.cuh`): 16 x 128 blocks in the order that kernels read."""
+
+from __future__ import annotations
+
+import attrs
+from torch import Tensor
+
+LAYOUT = "nvfp4-packed"
+TILE_ROWS = 16
+STEP_COLUMNS = 128
+BLOCK_BYTES = 1152
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PackedNVFP4:
+    """One NVFP4 matrix on a CUDA device, ready for the kernels.
+
+    blocks: [ceil(N / 16), ceil(K / 128), 1152] uint8; padding rows and columns have zero codes.
+    row_scale: [16 * ceil(N / 16)] float32, 256 * the global scale of each row, in the order of the rows.
+    shape: (N, K). paired: rows 16 i .. 16 i + 7 are rows 8 i .. of a first matrix (gate) and the next 8 those of
+    a second one (up); N counts both.
+    bias: [N] float32 in the order of the rows, or None. pre_scale: [K] float32, multiplies x, or None.
+    """
+
+    blocks: Tensor
+    row_scale: Tensor
+    shape: tuple[int, int]
+    paired: bool = False
+    bias: Tensor | None = None
+    pre_scale: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        small = sum(t.nbytes for t in (self.bias, self.pre_scale) if t is not None)
+        return self.blocks.nbytes + self.row_scale.nbytes + small
+
+
+def row_tiles(n: int) -> int:
+    """Row tiles of a matrix of n rows."""
+    return -(-n // TILE_ROWS)
+
+
+def column_steps(k: int) -> int:
+    """Column steps of a matrix of k columns."""
+    return -(-k // STEP_COLUMNS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from vtensors.errors import SwitchError
 from vtensors.forms import Form, TensorForm, is_pattern
+from vtensors.kernel_targets import problem_with_target
 from vtensors.records import (
     API_VERSION,
     Architecture,
@@ -80,9 +82,7 @@ def check_record(record: AnyRecord) -> str | None:
         case Convention():
             return _check_convention(record)
         case KernelSpec():
-            return _check_callables({"refuse": record.refuse, "bind": record.bind}) or _check_words(
-                {"schemes": record.schemes, "targets": record.targets}
-            )
+            return _check_kernel(record)
         case Architecture():
             return _check_callables({"matches": record.matches, "plan": record.plan}) or _check_path(
                 "build", record.build
@@ -135,6 +135,60 @@ def _check_convention(record: Convention) -> str | None:
     if not isinstance(forms, tuple):
         return f"has {_describe(forms)} as forms, not a tuple of vtensors.Form"
     return next((problem for problem in map(check_form, forms) if problem), None)
+
+
+def _check_kernel(record: KernelSpec) -> str | None:
+    problem = _check_callables({"refuse": record.refuse, "bind": record.bind}) or _check_words(
+        {"schemes": record.schemes, "targets": record.targets}
+    )
+    if problem:
+        return problem
+    if not _is_name(record.op):
+        return f"has {_describe(record.op)} as op, not a name from the op list"
+    if not record.schemes or not record.targets:
+        return f"names no {'target' if record.schemes else 'scheme'}"
+    return (
+        next((problem for problem in map(problem_with_target, record.targets) if problem), None)
+        or _check_rows(record.tokens)
+        or _check_cost(record.cost)
+        or _check_layout(record)
+        or _check_probe(record)
+    )
+
+
+def _check_rows(rows: object) -> str | None:
+    match rows:
+        case (int(first), None) if type(first) is int and first >= 1:
+            return None
+        case (int(first), int(last)) if type(first) is type(last) is int and 1 <= first <= last:
+            return None
+    return f"has {_describe(rows)} as tokens, not (fewest, most rows M or None) with 1 <= fewest <= most"
+
+
+def _check_cost(cost: object) -> str | None:
+    number = isinstance(cost, (int, float)) and not isinstance(cost, bool) and 0 <= cost < math.inf
+    if number or callable(cost):
+        return None
+    return f"has {_describe(cost)} as cost, not microseconds from 0 on or a function that gives them"
+
+
+def _check_layout(record: KernelSpec) -> str | None:
+    if not _is_name(record.layout):
+        return f"has {_describe(record.layout)} as layout, not a name"
+    if record.layout != "stored":
+        if record.prepare is None:
+            return f"reads the layout '{record.layout}' and has no prepare that makes it"
+        return _check_callables({"prepare": record.prepare})
+    return None if record.prepare is None else "has a prepare although it reads the layout 'stored'"
+
+
+def _check_probe(record: KernelSpec) -> str | None:
+    if record.probe is None and record.fingerprint is None:
+        return None
+    if record.probe is None or record.fingerprint is None:
+        given = "fingerprint" if record.probe is None else "probe"
+        return f"has a {given} only; probe and fingerprint come together"
+    return _check_callables({"probe": record.probe, "fingerprint": record.fingerprint})
 
 
 def _check_switch(record: Switch) -> str | None:

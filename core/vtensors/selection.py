@@ -1,118 +1,194 @@
-"""Which kernel computes an op on a weight: candidates filtered with a reason each, the cheapest one bound."""
+"""Which kernels compute a request: one for each range of rows M, or the parts of a fused op instead.
+
+    plan = plan_kernels(request, kernels, rules, decompose=decomposer(decompositions))
+    plan.segments          # (1..32: linear_nvfp4_stream), (33..64: linear_nvfp4_wgmma), ...; () where decomposed
+    plan.rejected          # (kernel, reason) of those that serve nowhere
+
+Planning reads no weight and launches nothing; `vtensors.kernel_binding` binds what was planned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import attrs
 
-from vtensors.containment import PLUGIN_FAILURES
-from vtensors.errors import VtensorsError
+from vtensors.kernel_candidates import (
+    CostOf,
+    Pool,
+    Rejected,
+    Rows,
+    candidates_for,
+    forced_kernels,
+    no_kernel,
+    standing_reason,
+)
+from vtensors.kernel_plans import STEP_COSTS, Decompose, KernelPlan, Segment, decomposer
+from vtensors.kernel_rules import NO_RULES, KernelRules
+from vtensors.kernel_targets import tell_unknown
 from vtensors.records import KernelRequest, KernelSpec
 
-Rejected = tuple[tuple[str, str], ...]
+__all__ = ["KernelPlan", "Segment", "decomposer", "plan_kernels", "replan"]
+
+# A request that nothing serves, and why each kernel does not.
+_Unserved = tuple[KernelRequest, Rejected]
+
+# Two costs below this are alike: a plain number 0 in a plugin means "first", not infinitely faster.
+_LEAST_COST = 1e-3
 
 
-@attrs.frozen(kw_only=True)
-class BoundKernel:
-    """A kernel in its place. call: what the layer calls. rejected: (kernel, reason) of those passed over."""
+def plan_kernels(
+    request: KernelRequest,
+    kernels: Sequence[KernelSpec],
+    rules: KernelRules = NO_RULES,
+    *,
+    cost_of: CostOf | None = None,
+    decompose: Decompose | None = None,
+) -> KernelPlan:
+    """The plan for every M of request.tokens.
 
-    kernel: KernelSpec
-    call: Callable[..., Any]
-    rejected: Rejected
-
-
-@attrs.frozen(kw_only=True)
-class Ranking:
-    """What `rank` found: the kernels that may serve a request, best first, and why the others may not."""
-
-    request: KernelRequest
-    candidates: tuple[KernelSpec, ...]
-    rejected: Rejected
-
-
-def rank(request: KernelRequest, kernels: Sequence[KernelSpec]) -> Ranking:
-    """All kernels of the request's op, sorted into candidates by (cost, name) and rejected with a reason.
-
-    A kernel whose `refuse` raises is rejected with the exception as its reason.
+    In each range of rows the cheapest kernel wins; among equal ones the one made more exactly for the device,
+    then the first by name. The kernel of the fewest rows decides the prepared layout: later a kernel of another
+    layout is taken only where there is no other. A fused op is computed whole where that is no dearer than its
+    parts (geometric mean over the ranges).
+    rules: `VT_KERNELS`. cost_of: measured costs. decompose: request -> requests that together compute the same.
+    Errors: VtensorsError listing every candidate with its reason, where nothing serves some M.
     """
-    candidates, rejected = [], []
-    for kernel in kernels:
-        if kernel.op != request.op:
-            continue
-        reason = _reason_against(kernel, request)
-        if reason is None:
-            candidates.append(kernel)
-        else:
-            rejected.append((kernel.name, reason))
-    candidates.sort(key=lambda kernel: (kernel.cost, kernel.name))
-    return Ranking(request=request, candidates=tuple(candidates), rejected=tuple(rejected))
+    tell_unknown(request.capability)
+    return _plan_or_raise(request, Pool(kernels=kernels, rules=rules, cost_of=cost_of), decompose)
 
 
-def select(request: KernelRequest, kernels: Sequence[KernelSpec]) -> tuple[KernelSpec, Rejected]:
-    """The best kernel for the request and the (name, reason) of every rejected one.
-
-    Raises VtensorsError, listing every candidate with its reason, where none is left.
-    """
-    ranking = rank(request, kernels)
-    if not ranking.candidates:
-        raise _no_kernel(request, ranking.rejected)
-    return ranking.candidates[0], ranking.rejected
+def replan(plan: KernelPlan, failed: Mapping[str, str]) -> KernelPlan:
+    """The plan anew without the kernels named (kernel -> reason). Errors: as `plan_kernels`."""
+    pool = attrs.evolve(plan.pool, failed={**plan.pool.failed, **failed})
+    return _plan_or_raise(plan.request, pool, plan.decompose)
 
 
-def bind(ranking: Ranking, weight: Any) -> BoundKernel:
-    """The best candidate that binds to the weight; one that raises loses, with the exception as its reason.
-
-    Raises VtensorsError, listing every candidate with its reason, where none is left.
-    """
-    rejected = list(ranking.rejected)
-    for kernel in ranking.candidates:
-        try:
-            call = kernel.bind(weight, ranking.request)
-        except PLUGIN_FAILURES as problem:
-            rejected.append((kernel.name, f"failed to bind: {_told(problem)}"))
-        else:
-            return BoundKernel(kernel=kernel, call=call, rejected=tuple(rejected))
-    raise _no_kernel(ranking.request, tuple(rejected))
+def _plan_or_raise(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> KernelPlan:
+    plan = _plan(request, pool, decompose)
+    if isinstance(plan, tuple):
+        raise no_kernel(*plan)
+    return plan
 
 
-def _reason_against(kernel: KernelSpec, request: KernelRequest) -> str | None:
-    if "*" not in kernel.schemes and request.scheme not in kernel.schemes:
-        return f"computes {', '.join(kernel.schemes)}, not {request.scheme}"
-    if not any(_serves(target, request) for target in kernel.targets):
-        return f"made for {', '.join(kernel.targets)}, not {_device(request)}"
-    try:
-        return kernel.refuse(request)
-    except PLUGIN_FAILURES as problem:
-        return f"failed to say whether it can: {_told(problem)}"
-
-
-def _serves(target: str, request: KernelRequest) -> bool:
-    if target == "portable":
-        return True
-    if request.capability is None:
-        return target == request.device.partition(":")[0]
-    major, minor = request.capability
-    return target in ("cuda", f"sm_{major}{minor}", f"sm_{major}{minor}a")
-
-
-def _device(request: KernelRequest) -> str:
-    if request.capability is None:
-        return request.device.partition(":")[0]
-    major, minor = request.capability
-    return f"sm_{major}{minor}"
-
-
-def _told(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
-
-
-def _no_kernel(request: KernelRequest, rejected: Rejected) -> VtensorsError:
-    listed = "\n    ".join(f"{name}: {reason}" for name, reason in rejected)
-    return VtensorsError(
-        f"no kernel computes '{request.op}' on {request.scheme} weights with {request.activations} "
-        f"activations on {_device(request)}",
-        seen=f"candidates\n    {listed}" if rejected else f"no kernel is registered for '{request.op}'",
-        fix="enable a plugin that brings one (`vtensors plugins` lists them)",
+def _plan(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> KernelPlan | _Unserved:
+    """The plan, or the request that nothing serves with the reasons."""
+    steps = tuple(decompose(request)) if decompose is not None else ()
+    whole = _whole(request, pool, decompose)
+    if not steps:
+        return whole
+    plans = [_plan(step, pool, decompose) for step in steps if step.op not in STEP_COSTS]
+    parts = [plan for plan in plans if isinstance(plan, KernelPlan)]
+    unserved = next((plan for plan in plans if isinstance(plan, tuple)), None)
+    if unserved is not None:
+        if isinstance(whole, KernelPlan):
+            return whole
+        return unserved[0], (*whole[1], *unserved[1])
+    apart = KernelPlan(
+        request=request,
+        steps=tuple(step.op for step in steps),
+        parts=tuple(parts),
+        pool=pool,
+        decompose=decompose,
     )
+    if isinstance(whole, tuple):
+        return attrs.evolve(apart, rejected=whole[1])
+    dearer = _why_apart(whole, apart)
+    if dearer is None:
+        return whole
+    names = dict.fromkeys(segment.kernel.name for segment in whole.segments)
+    return attrs.evolve(apart, rejected=(*((name, dearer) for name in names), *whole.rejected))
+
+
+def _whole(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> KernelPlan | _Unserved:
+    related = _related(request, pool, decompose)
+    segments: list[Segment] = []
+    layouts: set[str] = set()
+    for tokens in _ranges(request, pool, related):
+        part = attrs.evolve(request, tokens=tokens)
+        candidates, rejected = candidates_for(part, pool, related)
+        fitting = tuple(c for c in candidates if not segments or c.kernel.layout in layouts)
+        if fitting and len(fitting) < len(candidates):
+            kept = " and ".join(sorted(layouts))
+            rejected += tuple(
+                (c.kernel.name, f"would keep the weight twice: {c.kernel.layout} beside {kept}")
+                for c in candidates
+                if c not in fitting
+            )
+            candidates = fitting
+        if not candidates:
+            return part, _first_reasons([*(s.rejected for s in segments), rejected])
+        # A weight that another op reads as stored is kept so in any case.
+        layouts |= {candidates[0].kernel.layout, *(("stored",) if "shared" in request.traits else ())}
+        segments = _appended(segments, Segment(tokens=tokens, candidates=candidates, rejected=rejected))
+    serving = {segment.kernel.name for segment in segments}
+    reasons = _first_reasons([segment.rejected for segment in segments])
+    return KernelPlan(
+        request=request,
+        segments=tuple(segments),
+        rejected=tuple((name, reason) for name, reason in reasons if name not in serving),
+        pool=pool,
+        decompose=decompose,
+    )
+
+
+def _ranges(request: KernelRequest, pool: Pool, related: Sequence[KernelSpec]) -> list[Rows]:
+    """request.tokens cut where a kernel that may serve, or that the user asks for, begins or ends."""
+    forced = {kernel.name for _, kernel in forced_kernels(request, pool, related)}
+    first, last = request.tokens
+    starts = {first}
+    for kernel in related:
+        own = kernel.op == request.op and standing_reason(kernel, request, pool) is None
+        if own or kernel.name in forced:
+            starts.add(kernel.tokens[0])
+            starts |= set() if kernel.tokens[1] is None else {kernel.tokens[1] + 1}
+    end = math.inf if last is None else last
+    inside = sorted(start for start in starts if first <= start <= end)
+    return [*((start, following - 1) for start, following in pairwise(inside)), (inside[-1], last)]
+
+
+def _related(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> list[KernelSpec]:
+    """The kernels of the op and of everything it decomposes into."""
+    ops: set[str] = set()
+    waiting = [request]
+    while waiting:
+        asked = waiting.pop()
+        if asked.op not in ops:
+            ops.add(asked.op)
+            waiting += decompose(asked) if decompose is not None else ()
+    return [kernel for kernel in pool.kernels if kernel.op in ops]
+
+
+def _appended(segments: list[Segment], new: Segment) -> list[Segment]:
+    """The segments with one more, joined to the last one where both have the same kernel."""
+    if not segments or segments[-1].kernel is not new.kernel:
+        return [*segments, new]
+    last = segments[-1]
+    in_both = {c.kernel.name for c in last.candidates} & {c.kernel.name for c in new.candidates}
+    joined = Segment(
+        tokens=(last.tokens[0], new.tokens[1]),
+        candidates=tuple(c for c in last.candidates if c.kernel.name in in_both),
+        rejected=tuple(
+            entry for entry in _first_reasons([last.rejected, new.rejected]) if entry[0] not in in_both
+        ),
+    )
+    return [*segments[:-1], joined]
+
+
+def _why_apart(whole: KernelPlan, apart: KernelPlan) -> str | None:
+    """Why the parts are taken instead of the whole, or None where the whole is no dearer."""
+    starts = sorted(whole.starts() | apart.starts())
+    costs = [(max(whole.cost_at(m), _LEAST_COST), max(apart.cost_at(m), _LEAST_COST)) for m in starts]
+    if sum(math.log(a) for a, _ in costs) <= sum(math.log(b) for _, b in costs):
+        return None
+    rows, (one, several) = max(zip(starts, costs, strict=True), key=lambda entry: entry[1][0] / entry[1][1])
+    return f"dearer than {' + '.join(apart.steps)}: {one:.3g} us, these {several:.3g} us at M = {rows}"
+
+
+def _first_reasons(reasons: Sequence[Rejected]) -> Rejected:
+    found: dict[str, str] = {}
+    for name, reason in (entry for several in reasons for entry in several):
+        found.setdefault(name, reason)
+    return tuple(found.items())

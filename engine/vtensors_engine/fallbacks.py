@@ -1,4 +1,8 @@
-"""Weights that run on the reference although the device could have had a kernel: said once, counted, refusable."""
+"""Weights that run slower than they were meant to: told once per cause, counted, refusable.
+
+Three causes: a quantized weight on the reference although the device could have had a kernel; a kernel that failed,
+so that another took its place; a rule of `VT_KERNELS` that had no effect.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +10,95 @@ import logging
 from collections.abc import Sequence
 
 from vtensors.errors import RequestError
+from vtensors.kernel_candidates import rows_in_words
+from vtensors.kernel_rules import NO_RULES, KernelRules
 from vtensors.modules import is_quantized
 from vtensors.records import KernelSpec, Selected
 
 _log = logging.getLogger("vtensors")
+# Reasons in one line; `vtensors explain` gives them all.
+_MOST_REASONS = 3
+# How the reasons of `kernel_binding` and `verdicts` begin where a kernel should have worked and did not.
+_FAILED = "failed "
 
 
 def report_fallbacks(
-    selected: Sequence[Selected], kernels: Sequence[KernelSpec], device_type: str, *, refuse: bool
+    selected: Sequence[Selected],
+    kernels: Sequence[KernelSpec],
+    device_type: str,
+    *,
+    refuse: bool,
+    rules: KernelRules = NO_RULES,
 ) -> int:
-    """The number of linears on a reference kernel; one line per scheme, with the reason of the last candidate.
+    """The number of weights that fell back; one line per cause.
 
-    On a CPU the reference is the kernel, not a fallback. refuse: `VT_STRICT=fallbacks`.
+    On a CPU the reference is the kernel, not a fallback. Plain weights and embeddings go to the device's own
+    library from the reference too. refuse: `VT_STRICT=fallbacks`.
     Errors: RequestError instead of the lines, where refuse is set and there is one.
     """
-    if device_type == "cpu":
-        return 0
     references = {kernel.name for kernel in kernels if kernel.numerics == "reference"}
-    found: dict[tuple[str, str], list[Selected]] = {}
-    for record in selected:
-        # A plain weight goes to the device's own library from the reference too.
-        if record.op == "linear" and record.kernel in references and is_quantized(record.scheme):
-            found.setdefault((record.scheme, record.executed), []).append(record)
-    lines = [_line(records, scheme, executed) for (scheme, executed), records in found.items()]
+    slow = [] if device_type == "cpu" else [r for r in selected if _runs_on(r, references)]
+    failed = [record for record in selected if _failures(record)]
+    lines = [
+        *_slow_lines(slow, references, kernels),
+        *_failed_lines(failed),
+        *rules.notes(((op, r.scheme) for r in selected for op in (r.op, r.asked or r.op)), kernels),
+    ]
     if lines and refuse:
         raise RequestError(
-            "weights would run on the reference kernel, and VT_STRICT=fallbacks refuses that",
+            "weights would run on a fallback, and VT_STRICT=fallbacks refuses that",
             seen="; ".join(lines),
-            fix="choose a dtype and activations that a kernel serves, or unset VT_STRICT",
+            fix="choose a dtype, activations and VT_KERNELS that a kernel serves, or unset VT_STRICT",
         )
     for line in lines:
         _log.warning("fallback: %s", line)
-    return sum(len(records) for records in found.values())
+    return len({record.module for record in (*slow, *failed)})
 
 
-def _line(records: Sequence[Selected], scheme: str, executed: str) -> str:
-    first = records[0]
-    reasons = [
-        f"{name} {reason}" for name, reason in first.rejected if scheme in name or len(first.rejected) == 1
+def _runs_on(record: Selected, references: set[str]) -> bool:
+    used = {name for *_, name in record.kernels} or {record.kernel}
+    return record.op != "embedding" and is_quantized(record.scheme) and not references.isdisjoint(used)
+
+
+def _slow_lines(
+    records: Sequence[Selected], references: set[str], kernels: Sequence[KernelSpec]
+) -> list[str]:
+    """One per scheme and activations, with the reasons of the kernels that compute this scheme."""
+    found: dict[tuple[str, str, str], list[Selected]] = {}
+    for record in records:
+        where = ", ".join(
+            rows_in_words((first, last))
+            for first, last, name in record.kernels
+            if name in references and (first, last) != (1, None)
+        )
+        found.setdefault((record.scheme, record.executed, where), []).append(record)
+    lines = []
+    for (scheme, executed, where), same in found.items():
+        first = same[0]
+        reference = next((n for *_, n in first.kernels if n in references), first.kernel)
+        able = {kernel.name for kernel in kernels if scheme in kernel.schemes}
+        reasons = [f"{name}: {reason}" for name, reason in first.rejected if name in able]
+        more = len(reasons) - _MOST_REASONS
+        told = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+        lines.append(
+            f"{len(same)} {scheme} weights with {executed} activations run on {reference}"
+            f"{f' at {where}' if where else ''} ({told or 'no kernel computes them'})"
+        )
+    return lines
+
+
+def _failed_lines(records: Sequence[Selected]) -> list[str]:
+    """One per kernel and reason, with what took its place."""
+    found: dict[tuple[str, str], list[Selected]] = {}
+    for record in records:
+        for failure in _failures(record):
+            found.setdefault(failure, []).append(record)
+    return [
+        f"{name} {reason}; {len(same)} weights run on {' and '.join(sorted({r.kernel for r in same}))}"
+        for (name, reason), same in found.items()
     ]
-    why = f" ({reasons[-1]})" if reasons else ""
-    return f"{len(records)} {scheme} weights with {executed} activations run on {first.kernel}{why}"
+
+
+def _failures(record: Selected) -> list[tuple[str, str]]:
+    both = dict.fromkeys((*record.rejected, *record.not_fused))
+    return [(name, reason) for name, reason in both if reason.startswith(_FAILED)]

@@ -38,7 +38,25 @@ SWITCHES = (
         name="VT_CACHE_DIR",
         kind="path",
         default="",
-        summary="Where compiled kernels are kept; unset: $XDG_CACHE_HOME/vtensors, else ~/.cache/vtensors.",
+        summary=(
+            "Where compiled kernels, their self-tests' verdicts and timings are kept; unset: "
+            "$XDG_CACHE_HOME/vtensors, else ~/.cache/vtensors."
+        ),
+    ),
+    Switch(
+        name="VT_KERNELS",
+        kind="str",
+        default="",
+        summary=(
+            "Kernels to use, as `scheme:kernel`, or to leave out, as `scheme:!kernel`, comma separated, with `*` "
+            "where wanted: `nvfp4:linear_nvfp4_*,fp8-*:!name*`."
+        ),
+    ),
+    Switch(
+        name="VT_AUTOTUNE",
+        kind="bool",
+        default="0",
+        summary="Time the kernels that could compute each shape on this card and take the fastest; times are kept.",
     ),
 )
 

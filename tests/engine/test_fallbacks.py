@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 
+import attrs
 import pytest
 
 from vtensors.errors import RequestError
+from vtensors.kernel_rules import KernelRules
 from vtensors.records import KernelSpec, Selected
 from vtensors_engine.fallbacks import report_fallbacks
 from vtensors_plugins.backends import cuda, reference
@@ -57,3 +59,32 @@ def test_strict_refuses_them_naming_scheme_and_reason() -> None:
 def test_the_reference_is_no_fallback_on_a_cpu_nor_where_every_weight_has_a_kernel() -> None:
     assert report_fallbacks(RECORDS, KERNELS, "cpu", refuse=True) == 0
     assert report_fallbacks(RECORDS[2:], KERNELS, "cuda", refuse=True) == 0
+
+
+def test_the_reference_for_some_rows_only_is_told_with_these_rows(caplog: pytest.LogCaptureFixture) -> None:
+    kernels = ((1, 64, "linear_nvfp4_widening"), (65, None, "linear_reference"))
+    partly = attrs.evolve(record("a", "linear_nvfp4_widening"), kernels=kernels)
+    with caplog.at_level(logging.WARNING, logger="vtensors"):
+        assert report_fallbacks([partly], KERNELS, "cuda", refuse=False) == 1
+    assert "1 nvfp4 weights with 16bit activations run on linear_reference at M >= 65" in caplog.text
+
+
+def test_a_kernel_that_failed_is_told_on_any_device_with_what_took_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    why = (("linears_fast", "failed to bind: RuntimeError: no image"),)
+    records = [attrs.evolve(r, not_fused=why, rejected=()) for r in RECORDS[:3]]
+    with caplog.at_level(logging.WARNING, logger="vtensors"):
+        assert report_fallbacks(records, KERNELS, "cpu", refuse=False) == 3
+    assert caplog.messages == [
+        "fallback: linears_fast failed to bind: RuntimeError: no image; "
+        "3 weights run on linear_nvfp4_widening and linear_reference"
+    ]
+    with pytest.raises(RequestError, match="linears_fast failed to bind"):
+        report_fallbacks(records, KERNELS, "cpu", refuse=True)
+
+
+def test_rules_of_the_user_without_effect_are_told() -> None:
+    rules = KernelRules.parse("fp8-row:!linear_reference", KERNELS, ["fp8-row"])
+    with pytest.raises(RequestError, match="'fp8-row:!linear_reference' matches no scheme of this model"):
+        report_fallbacks(RECORDS, KERNELS, "cpu", refuse=True, rules=rules)

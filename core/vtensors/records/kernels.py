@@ -20,6 +20,8 @@ class KernelRequest:
     tokens: fewest and most rows M that the kernel must serve; None = no upper bound.
     traits: what else the weight brings, of `bias`, `pre_scale`, `row_scale` (a global scale per row), `group32`,
     `shared` (another op needs the stored layout too).
+    assumed: the device is not there and is only asked about; what this machine lacks (a compiler, a driver) must
+    not count against a kernel. Nothing is bound or probed for such a request.
     """
 
     op: str
@@ -32,6 +34,7 @@ class KernelRequest:
     parts: tuple[int, ...] = ()
     tokens: tuple[int, int | None] = (1, None)
     traits: frozenset[str] = frozenset()
+    assumed: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +93,15 @@ class Command:
 
 @attrs.frozen(kw_only=True)
 class Selected:
-    """Told to observers when a kernel was chosen for a module."""
+    """Told to observers when a kernel was chosen for a module; one record per module, fused or not.
+
+    op: what the kernel computes. asked: the op that the layer asked for; where it is another, not_fused tells
+    why the asked one did not stay whole, as (op or kernel, reason). declared, executed: activation precision.
+    kernel: of the smallest number of rows M; kernels: (fewest M, most M or None, kernel) for all of them.
+    rejected: (kernel, reason) of those passed over. group: modules that are computed together, in the order of
+    their rows. layout: the form that the kernel reads; prepared_bytes: of the whole group in every form that is kept,
+    told by its first module, 0 at the others.
+    """
 
     module: str
     op: str
@@ -99,6 +110,12 @@ class Selected:
     executed: str
     kernel: str
     rejected: tuple[tuple[str, str], ...] = ()
+    asked: str = ""
+    kernels: tuple[tuple[int, int | None, str], ...] = ()
+    layout: str = "stored"
+    prepared_bytes: int = 0
+    group: tuple[str, ...] = ()
+    not_fused: tuple[tuple[str, str], ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -16,22 +16,32 @@ from torch import Tensor
 
 from vtensors.activations import ActivationRequest
 from vtensors.checkpoint import Checkpoint, open_checkpoint
-from vtensors.errors import ArchitectureError, RequestError
+from vtensors.errors import RequestError
 from vtensors.inspection import activation_warnings, scheme_rows
 from vtensors.lock import Lock
 from vtensors.manager import Plugins
-from vtensors.modules import is_quantized
 from vtensors.provenance import Provenance
-from vtensors.records import Architecture, Progress, Selected
+from vtensors.records import Progress, Selected, Weight
 from vtensors_engine.devices import resolve_device, resolve_dtype
 from vtensors_engine.fallbacks import report_fallbacks
 from vtensors_formats import PlainWeight
 from vtensors_formats import Weight as CanonicalWeight
+from vtensors_kernels.self_tests import measured_costs, verdicts_for
 from vtensors_plugins.architectures.build import BuildOptions
+from vtensors_plugins.architectures.checkpoint_inputs import (
+    HEAD,
+    CheckpointWeights,
+    config_dtype,
+    dequantizes_head,
+    executed_modes,
+    kernel_rules,
+    planned_modules,
+    registered_kernels,
+    require_architecture,
+)
 
 _log = logging.getLogger("vtensors")
 _LAYER = re.compile(r"layers\.(\d+)\.[^.]+$")
-_CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_CACHE_DTYPES = ("auto", "fp8")
 
 
@@ -163,26 +173,33 @@ def load_model(
     pinned = lock if lock is None or isinstance(lock, Lock) else Path(lock)
     checkpoint = open_checkpoint(path, revision, download=True, plugins=plugins, lock=pinned)
     request = checkpoint.activation_request(activations)
-    architecture = _architecture(checkpoint)
+    architecture = require_architecture(checkpoint)
     checkpoint.check()
     for text in (*checkpoint.warnings, *activation_warnings(checkpoint, request)):
         _log.warning("%s", text)
     for conflict in checkpoint.conflicts:
         _log.warning("%s: says %s; found %s; followed: %s", *attrs.astuple(conflict)[:4])
-    compute = asked or _config_dtype(checkpoint)
-    weights, executed = _read_weights(checkpoint, request, place, compute)
-    module, function = architecture.build.split(":")
+    compute = asked or config_dtype(checkpoint)
+    modules = planned_modules(checkpoint)
+    reading = _Reading(checkpoint=checkpoint, modules=modules, device=place, dtype=compute)
+    verdicts = verdicts_for(checkpoint, place)
     options = BuildOptions(
         dtype=compute,
         device=place,
-        kernels=[owned.record for owned in checkpoint.plugins.registry.kernels.values()],
-        executed=executed,
+        kernels=registered_kernels(checkpoint),
+        executed=executed_modes(checkpoint, request),
         kv_quant=_kv_quant(checkpoint) if kv_cache_dtype == "fp8" else None,
+        rules=kernel_rules(checkpoint),
+        cost_of=measured_costs(checkpoint, verdicts),
+        verdicts=verdicts,
     )
+    module, function = architecture.build.split(":")
+    weights = CheckpointWeights(modules=modules, read=reading.read)
     model = getattr(import_module(module), function)(checkpoint.config, weights, options)
-    selected = tuple(_as_declared(record, checkpoint) for record in model.selected)
+    reading.tell(len(modules))
+    selected = tuple(_as_declared(record, checkpoint, modules) for record in model.selected)
     strict = "fallbacks" in checkpoint.switches.names("VT_STRICT")
-    report_fallbacks(selected, options.kernels, place.type, refuse=strict)
+    report_fallbacks(selected, options.kernels, place.type, refuse=strict, rules=options.rules)
     for record in selected:
         checkpoint.plugins.selected(record)
     return LoadedModel(
@@ -194,75 +211,40 @@ def load_model(
     )
 
 
-def _architecture(checkpoint: Checkpoint) -> Architecture:
-    if checkpoint.architecture is None:
-        known = ", ".join(
-            f"{o.record.name} ({', '.join(o.record.model_types)})"
-            for o in checkpoint.plugins.registry.architectures.values()
-        )
-        raise ArchitectureError(
-            "no architecture plugin knows this model",
-            file="config.json",
-            seen=f"architectures {checkpoint.config.get('architectures')!r}, "
-            f"model_type {checkpoint.config.get('model_type')!r}",
-            accepted=known,
-            fix="install a plugin that brings the architecture; `vtensors inspect` works without one",
-        )
-    return checkpoint.architecture
+@attrs.define(kw_only=True)
+class _Reading:
+    """Reads weights as the builder asks for them, puts them on the device, and tells how far it is."""
 
+    checkpoint: Checkpoint
+    modules: Mapping[str, str]
+    device: torch.device
+    dtype: torch.dtype
+    _seen: set[str] = attrs.field(factory=set, init=False)
 
-def _config_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    text = checkpoint.configs.text
-    named = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype")
-    if not isinstance(named, str) or named not in _CONFIG_DTYPES:
-        raise RequestError(
-            "config.json does not name a dtype to compute in",
-            file="config.json",
-            seen=f"dtype {named!r}"[:80],
-            accepted=", ".join(_CONFIG_DTYPES),
-            fix="pass dtype",
-        )
-    return _CONFIG_DTYPES[named]
-
-
-def _read_weights(
-    checkpoint: Checkpoint, request: ActivationRequest, device: torch.device, dtype: torch.dtype
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """canonical name -> Weight on the device, and canonical name -> executed activations."""
-    plan = checkpoint.plan
-    weights: dict[str, Any] = {}
-    executed: dict[str, str] = {}
-    entries = [
-        (name, expected.module)
-        for name, expected in (plan.weights if plan else {}).items()
-        if expected.module in checkpoint.modules
-    ]
-    for done, (name, module) in enumerate(entries):
-        if done % 256 == 0:
-            checkpoint.plugins.progress(Progress(task="load", done=done, total=len(entries), unit="tensors"))
-        weight = checkpoint.read(module)
-        if name == "lm_head" and is_quantized(weight.scheme) and not _keeps_head(checkpoint):
+    def read(self, name: str) -> Weight:
+        if name not in self._seen and len(self._seen) % 256 == 0:
+            self.tell(len(self._seen))
+        self._seen.add(name)
+        module = self.modules[name]
+        weight = self.checkpoint.read(module)
+        if name == HEAD and dequantizes_head(self.checkpoint):
             _log.warning("VT_LMHEAD_QUANTIZED=0: %s (%s) is dequantised at load", module, weight.scheme)
             bias = weight.bias if isinstance(weight, CanonicalWeight) else None
-            weight = PlainWeight(tensor=weight.dequantize(dtype), bias=bias)
-        elif (mode := checkpoint.executed(module, request).activations) != "16bit":
-            executed[name] = mode
-        weights[name] = weight.to(device)
-    checkpoint.plugins.progress(Progress(task="load", done=len(entries), total=len(entries), unit="tensors"))
-    return weights, executed
+            weight = PlainWeight(tensor=weight.dequantize(self.dtype), bias=bias)
+        return weight.to(self.device)
+
+    def tell(self, done: int) -> None:
+        total = len(self.modules)
+        self.checkpoint.plugins.progress(Progress(task="load", done=done, total=total, unit="tensors"))
 
 
-def _as_declared(record: Selected, checkpoint: Checkpoint) -> Selected:
-    """The builder's record under the checkpoint's module name, with what is declared of it."""
-    expected = checkpoint.plan.weights.get(record.module) if checkpoint.plan else None
-    module = checkpoint.modules.get(expected.module) if expected is not None else None
+def _as_declared(record: Selected, checkpoint: Checkpoint, modules: Mapping[str, str]) -> Selected:
+    """The builder's record under the checkpoint's module names, with what is declared of the module."""
+    module = checkpoint.modules.get(modules.get(record.module, ""))
     if module is None:
         return record
-    return attrs.evolve(record, module=module.name, declared=module.declared)
-
-
-def _keeps_head(checkpoint: Checkpoint) -> bool:
-    return checkpoint.switches.flag("VT_LMHEAD_QUANTIZED")
+    group = tuple(modules.get(name, name) for name in record.group)
+    return attrs.evolve(record, module=module.name, declared=module.declared, group=group)
 
 
 def _kv_quant(checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:

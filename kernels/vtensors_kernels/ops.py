@@ -4,6 +4,10 @@ Letters: M rows, N output, K input features; T tokens of one sequence, S tokens 
 key-value heads, D head size, R rotated part of it; HK and HV key and value heads of a delta net, DK and DV
 their sizes; C channels, W taps of a convolution; V vocabulary, E experts. "model dtype" is the dtype of the
 activations: bfloat16, float16 or float32. Every op computes in float32 and rounds once to what it returns.
+
+A fused op computes the ops of its decomposition one after the other. Its reference rounds behind each of them; a
+kernel may keep float32 in between. `bind` is given the weights of its parts, in the order of the rows that they
+give; all have one scheme and one K, each keeps its own scales, and a bias either all have or none.
 """
 
 from __future__ import annotations
@@ -38,6 +42,62 @@ OPS: tuple[Op, ...] = (
             "`16bit`."
         ),
         reference="vtensors_kernels.reference.linear:linear",
+    ),
+    Op(
+        name="linears",
+        contract=(
+            "bind(weights, request) -> call(x). x [M, K] model dtype -> [M, N] model dtype: `linear` of each "
+            "part over the same x, side by side; request.parts are their widths, N the sum."
+        ),
+        reference="vtensors_kernels.reference.linears:linears",
+        decomposition=("linear",),
+    ),
+    Op(
+        name="linear_swiglu",
+        contract=(
+            "bind((gate, up), request) -> call(x). x [M, K] model dtype -> [M, N / 2] model dtype: "
+            "silu(linear(x, gate)) * linear(x, up); request.parts = (N / 2, N / 2)."
+        ),
+        reference="vtensors_kernels.reference.linear_swiglu:linear_swiglu",
+        decomposition=("linears", "swiglu"),
+    ),
+    Op(
+        name="linear_add",
+        contract=(
+            "bind(weight, request) -> call(x, residual). x [M, K], residual [M, N] model dtype -> [M, N] model "
+            "dtype: residual + linear(x)."
+        ),
+        reference="vtensors_kernels.reference.linear_add:linear_add",
+        decomposition=("linear", "add"),
+    ),
+    Op(
+        name="norm_linears",
+        contract=(
+            "bind(weights, request) -> call(x, gain, eps). x [M, K] model dtype, gain [K] float32 (with its + 1 "
+            "where the norm is zero-centred), eps -> [M, N] model dtype: `linears` of "
+            "x * rsqrt(mean(x^2) + eps) * gain."
+        ),
+        reference="vtensors_kernels.reference.linears:norm_linears",
+        decomposition=("rms_norm", "linears"),
+    ),
+    Op(
+        name="norm_linear_swiglu",
+        contract=(
+            "bind((gate, up), request) -> call(x, gain, eps). x [M, K] model dtype, gain [K] float32 (with its "
+            "+ 1 where the norm is zero-centred), eps -> [M, N / 2] model dtype: `linear_swiglu` of "
+            "x * rsqrt(mean(x^2) + eps) * gain."
+        ),
+        reference="vtensors_kernels.reference.linear_swiglu:norm_linear_swiglu",
+        decomposition=("rms_norm", "linear_swiglu"),
+    ),
+    Op(
+        name="linear_argmax",
+        contract=(
+            "bind(weight, request) -> call(x). x [M, K] model dtype -> [M] int64: the index of the largest "
+            "entry of `linear`, after it was rounded to the model dtype; the lowest among equal ones."
+        ),
+        reference="vtensors_kernels.reference.linear_argmax:linear_argmax",
+        decomposition=("linear", "argmax"),
     ),
     Op(
         name="embedding",
@@ -113,6 +173,16 @@ OPS: tuple[Op, ...] = (
         name="swiglu",
         contract="gate, up [M, N] model dtype -> [M, N] model dtype: silu(gate) * up.",
         reference="vtensors_kernels.reference.swiglu:swiglu",
+    ),
+    Op(
+        name="add",
+        contract="residual, y [M, N] model dtype -> [M, N] model dtype: residual + y.",
+        reference="vtensors_kernels.reference.linear_add:add",
+    ),
+    Op(
+        name="argmax",
+        contract="logits [M, V] model dtype -> [M] int64: the largest, the lowest index among equal ones.",
+        reference="vtensors_kernels.reference.linear_argmax:argmax",
     ),
 )
 

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import attrs
 import torch
 from torch import Tensor
 
+from vtensors import records
 from vtensors.errors import ArchitectureError
-from vtensors.records import KernelRequest, KernelSpec, Selected
-from vtensors.selection import Ranking, bind, rank
+from vtensors.kernel_candidates import CostOf
+from vtensors.kernel_rules import NO_RULES, KernelRules
+from vtensors.records import KernelSpec, Selected
+from vtensors.verdicts import Verdicts
 from vtensors_formats.weight import Weight
+from vtensors_kernels.reference.linear_add import add
+from vtensors_kernels.reference.linear_argmax import argmax
+from vtensors_kernels.reference.swiglu import swiglu
+from vtensors_plugins.architectures.binding import Binder, Group
+from vtensors_plugins.architectures.fusing import Part
+from vtensors_plugins.architectures.groups import DryRun
+from vtensors_plugins.architectures.models.norm import RMSNorm
 
 LinearCall = Callable[[Tensor], Tensor]
+"""x [M, K] -> [M, N]."""
+LinearsCall = Callable[[Tensor], tuple[Tensor, ...]]
+"""x [M, K] -> one [M, N_i] per weight."""
+NormedCall = Callable[[Tensor, RMSNorm], Tensor]
+"""h [M, K] and the norm that comes first -> [M, N]."""
+NormedLinearsCall = Callable[[Tensor, RMSNorm], tuple[Tensor, ...]]
+"""h [M, K] and the norm that comes first -> one [M, N_i] per weight."""
+AddCall = Callable[[Tensor, Tensor], Tensor]
+"""x [M, K], residual [M, N] -> [M, N]."""
 EmbeddingCall = Callable[[Tensor, torch.dtype], Tensor]
+"""ids [T] int64 -> [T, K] in the dtype."""
 
 
 @attrs.frozen(kw_only=True)
 class BuildOptions:
     """How a model is to run.
 
-    dtype: of activations and logits. kernels: those that may be selected.
+    dtype: of activations and logits. kernels: those that may be selected; rules: what the user forces and
+    forbids; cost_of: measured microseconds of a kernel, None = its own estimate; verdicts: of self-tests.
     executed: canonical weight name -> activation mode (`16bit`, `fp4`, `fp8-static`, `fp8-dynamic`); a weight
     that is not named runs with 16-bit activations.
     kv_quant: layer -> (k_scale, v_scale) of an FP8 E4M3 KV cache; None = the cache is in dtype.
+    dry_run: plan for its device instead of binding; the model that comes out cannot run.
     """
 
     dtype: torch.dtype
@@ -32,77 +55,156 @@ class BuildOptions:
     kernels: Sequence[KernelSpec]
     executed: Mapping[str, str] = attrs.field(factory=dict)
     kv_quant: Mapping[int, tuple[float, float]] | None = None
+    rules: KernelRules = NO_RULES
+    cost_of: CostOf | None = None
+    verdicts: Verdicts | None = None
+    dry_run: DryRun | None = None
 
 
 @attrs.define
 class Parts:
-    """Gives the builder the model's parts by canonical name and records which kernel each linear got."""
+    """Gives the builder the model's parts by canonical name and records which kernel each linear got.
 
-    weights: Mapping[str, Weight]
+    A fused op is asked for by its method. Where no fused kernel serves, or separate ones are cheaper, or the
+    weights are not alike, what comes back computes the same in the steps of the op's decomposition.
+    shared: names of weights that several ops use; they stay as stored and are taken once. Any other weight is
+    taken from `weights` when it is asked for and not kept: what a kernel has prepared replaces it.
+    """
+
+    weights: Mapping[str, records.Weight]
     options: BuildOptions
-    selected: list[Selected] = attrs.field(factory=list)
-    _rankings: dict[tuple[str, str, str], Ranking] = attrs.field(factory=dict)
+    shared: frozenset[str] = frozenset()
+    _binder: Binder = attrs.field(init=False)
+    _kept: dict[str, Weight] = attrs.field(factory=dict, init=False)
+
+    @_binder.default
+    def _new_binder(self) -> Binder:
+        own, dry = self.options, self.options.dry_run
+        device = torch.device(own.device)
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        return Binder(
+            kernels=own.kernels,
+            rules=own.rules,
+            cost_of=own.cost_of,
+            verdicts=own.verdicts,
+            device=dry.device if dry is not None else str(device),
+            capability=dry.capability if dry is not None else capability,
+            dtype=str(own.dtype).removeprefix("torch."),
+            dry_run=dry,
+        )
+
+    @property
+    def selected(self) -> list[Selected]:
+        """The kernel of every weight so far."""
+        return self._binder.selected
 
     def linear(self, name: str, *, bias: bool = False) -> LinearCall:
-        """The bound linear of that weight: [M, K] -> [M, N], model dtype.
+        """The bound linear of that weight.
 
         bias: whether config.json announces one. Raises ArchitectureError where the checkpoint differs,
-        VtensorsError where no kernel serves the weight.
+        VtensorsError where no kernel serves the weight. So do the other methods.
         """
-        weight = self.weight(name)
-        if bias != (weight.bias is not None):
-            raise ArchitectureError(
-                "has no bias, which config.json announces" if bias else "has a bias that config.json denies",
-                tensor=name,
-                accepted="attention_bias and mlp_bias as the checkpoint has them",
-            )
-        call: LinearCall = self._bind("linear", name, weight)
-        return call
+        return self._linear(self._group("linear", [name], bias=bias))
+
+    def linears(self, names: Sequence[str], *, bias: bool = False) -> LinearsCall:
+        """Several weights over one x, in order."""
+        return self._linears(self._group("linears", names, bias=bias))
+
+    def norm_linears(self, names: Sequence[str], *, bias: bool = False) -> NormedLinearsCall:
+        """Several weights over one x that goes through a norm first."""
+        group = self._group("norm_linears", names, bias=bias)
+        fused = self._binder.whole("norm_linears", group)
+        if fused is None:
+            apart = self._linears(group)
+            return lambda h, norm: apart(norm(h))
+        widths = group.widths
+        return lambda h, norm: torch.split(fused(h, norm.gain, norm.eps), widths, dim=-1)
+
+    def linear_swiglu(self, gate: str, up: str, *, bias: bool = False) -> LinearCall:
+        """silu(gate(x)) * up(x)."""
+        return self._linear_swiglu(self._group("linear_swiglu", [gate, up], bias=bias))
+
+    def norm_linear_swiglu(self, gate: str, up: str, *, bias: bool = False) -> NormedCall:
+        """silu(gate(x)) * up(x) of an x that goes through a norm first."""
+        group = self._group("norm_linear_swiglu", [gate, up], bias=bias)
+        fused = self._binder.whole("norm_linear_swiglu", group)
+        if fused is None:
+            apart = self._linear_swiglu(group)
+            return lambda h, norm: apart(norm(h))
+        return lambda h, norm: fused(h, norm.gain, norm.eps)
+
+    def linear_add(self, name: str, *, bias: bool = False) -> AddCall:
+        """residual + linear(x)."""
+        group = self._group("linear_add", [name], bias=bias)
+        fused = self._binder.whole("linear_add", group)
+        if fused is not None:
+            return fused
+        linear = self._linear(group)
+        return lambda x, residual: add(residual, linear(x))
+
+    def linear_argmax(self, name: str) -> LinearCall:
+        """x [M, K] -> [M] int64, the index of the largest entry of linear(x)."""
+        group = self._group("linear_argmax", [name])
+        fused = self._binder.whole("linear_argmax", group)
+        if fused is not None:
+            return fused
+        linear = self._linear(group)
+        return lambda x: argmax(linear(x))
 
     def embedding(self, name: str) -> EmbeddingCall:
-        """The bound gather of that weight: [T] int64 -> [T, K] in the dtype asked for."""
-        call: EmbeddingCall = self._bind("embedding", name, self.weight(name))
-        return call
+        """The bound gather of that weight."""
+        return self._binder.plain("embedding", self._group("embedding", [name]))
 
     def small(self, name: str) -> Tensor:
         """A norm or other small parameter in float32, its own shape, on the model's device."""
         return self.weight(name).dequantize(torch.float32).to(self.options.device)
 
     def weight(self, name: str) -> Weight:
-        """The weight of that canonical name. Raises ArchitectureError if it was not loaded."""
+        """The weight of that canonical name on the model's device. Raises ArchitectureError if it is missing."""
+        if name in self._kept:
+            return self._kept[name]
         if name not in self.weights:
             raise ArchitectureError("weight is missing", tensor=name, fix="load every weight of the plan")
-        return self.weights[name]
+        weight = cast(Weight, self.weights[name].to(self.options.device))
+        if name in self.shared:
+            self._kept[name] = weight
+        return weight
 
-    def _bind(self, op: str, name: str, weight: Weight) -> Callable[..., Tensor]:
-        executed = self.options.executed.get(name, "16bit")
-        key = (op, weight.scheme, executed)
-        if key not in self._rankings:
-            request = _request(op, weight.scheme, executed, self.options)
-            self._rankings[key] = rank(request, self.options.kernels)
-        bound = bind(self._rankings[key], weight)
-        self.selected.append(
-            Selected(
-                module=name,
-                op=op,
-                scheme=weight.scheme,
-                declared="16bit" if weight.activation is None else weight.activation.kind,
-                executed=executed,
-                kernel=bound.kernel.name,
-                rejected=bound.rejected,
-            )
+    def _group(self, asked: str, names: Sequence[str], *, bias: bool = False) -> Group:
+        parts = tuple(
+            Part(name=name, weight=self.weight(name), executed=self.options.executed.get(name, "16bit"))
+            for name in names
         )
-        return bound.call
+        for part in parts:
+            if asked != "embedding" and bias != (part.weight.bias is not None):
+                problem = (
+                    "has no bias, which config.json announces"
+                    if bias
+                    else "has a bias that config.json denies"
+                )
+                accepted = "attention_bias and mlp_bias as the checkpoint has them"
+                raise ArchitectureError(problem, tensor=part.name, accepted=accepted)
+        return Group(asked=asked, parts=parts, shared=not self.shared.isdisjoint(names))
 
+    def _linear(self, group: Group) -> LinearCall:
+        return self._binder.plain("linear", group)
 
-def _request(op: str, scheme: str, activations: str, options: BuildOptions) -> KernelRequest:
-    device = torch.device(options.device)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return KernelRequest(
-        op=op,
-        scheme=scheme,
-        activations=activations,
-        device=str(device),
-        capability=capability,
-        dtype=str(options.dtype).removeprefix("torch."),
-    )
+    def _linears(self, group: Group) -> LinearsCall:
+        fused = self._binder.whole("linears", group)
+        if fused is None:
+            calls = tuple(self._linear(part) for part in group.split())
+            return lambda x: tuple(call(x) for call in calls)
+        widths = group.widths
+        return lambda x: torch.split(fused(x), widths, dim=-1)
+
+    def _linear_swiglu(self, group: Group) -> LinearCall:
+        fused = self._binder.whole("linear_swiglu", group)
+        if fused is not None:
+            return fused
+        apart = self._linears(group)
+
+        def call(x: Tensor) -> Tensor:
+            gate, up = apart(x)
+            return swiglu(gate, up)
+
+        return call

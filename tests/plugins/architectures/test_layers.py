@@ -47,9 +47,9 @@ def test_attention_layers(family: str, half: int) -> None:
     layer, w = _layer(family, 1, "self_attn")
     frequencies = 10000.0 ** (-torch.arange(half) / half)
     state = layer.mixer.new_state(torch.float32, torch.device("cpu"))
-    ours = layer.mixer(X, state, *rope_angles(torch.arange(T), frequencies))
+    ours = layer.mixer(X, layer.input_norm, state, *rope_angles(torch.arange(T), frequencies))
 
-    x = X.double()
+    x = _norm(X.double(), layer.input_norm.gain.double())
     q, gate = (x @ w["q_proj"].t()).view(T, 4, -1), None
     if family == "qwen3_5":
         q, gate = q[..., :16], q[..., 16:]
@@ -65,7 +65,7 @@ def test_attention_layers(family: str, half: int) -> None:
             mixed[t, head] = scores.softmax(0) @ v[: t + 1, head // 2]
     if gate is not None:
         mixed = mixed / (1 + (-gate).exp())
-    expected = mixed.reshape(T, 64) @ w["o_proj"].t()
+    expected = X.double() + mixed.reshape(T, 64) @ w["o_proj"].t()
     torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -73,9 +73,9 @@ def test_the_gated_delta_net_layer() -> None:
     layer, w = _layer("qwen3_5", 0, "linear_attn")
     state = layer.mixer.new_state(torch.float32, torch.device("cpu"))
     nothing = torch.empty(0)
-    ours = layer.mixer(X, state, nothing, nothing)
+    ours = layer.mixer(X, layer.input_norm, state, nothing, nothing)
 
-    x = X.double()
+    x = _norm(X.double(), layer.input_norm.gain.double())
     raw = F.pad(x @ w["in_proj_qkv"].t(), (0, 0, 3, 0))
     taps = w["conv1d"][:, 0]
     mixed = F.silu(sum(raw[j : j + T] * taps[:, j] for j in range(4)))  # type: ignore[arg-type]
@@ -92,21 +92,21 @@ def test_the_gated_delta_net_layer() -> None:
             memory = g[t, head].exp() * memory
             memory = memory + torch.outer(key, beta[t, head] * (v[t, head] - key @ memory))
             out[t, head] = query @ memory
-    expected = (_norm(out, w["norm"]) * F.silu(z)).reshape(T, 48) @ w["out_proj"].t()
+    expected = X.double() + (_norm(out, w["norm"]) * F.silu(z)).reshape(T, 48) @ w["out_proj"].t()
     torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_mixture_of_experts_layer() -> None:
     layer, w = _layer("qwen3_5_moe", 0, "mlp")
-    ours = layer.mlp(X)
+    ours = layer.mlp(X, layer.post_norm)
 
     def swiglu(x: Tensor, name: str) -> Tensor:
         hidden = F.silu(x @ w[f"{name}.gate_proj"].t()) * (x @ w[f"{name}.up_proj"].t())
         return hidden @ w[f"{name}.down_proj"].t()
 
-    x = X.double()
+    x = _norm(X.double(), layer.post_norm.gain.double())
     chances = (x @ w["gate"].t()).softmax(-1)
-    expected = swiglu(x, "shared_expert") / (1 + (-(x @ w["shared_expert_gate"].t())).exp())
+    expected = X + swiglu(x, "shared_expert") / (1 + (-(x @ w["shared_expert_gate"].t())).exp())
     for t in range(T):
         chosen = chances[t].topk(2).indices.tolist()
         total = sum(float(chances[t, expert]) for expert in chosen)
@@ -118,13 +118,13 @@ def test_the_mixture_of_experts_layer() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_the_dense_layer_and_its_residuals(family: str) -> None:
     layer, w = _layer(family, 1, "mlp")
-    x = X.double()
-    expected = (F.silu(x @ w["gate_proj"].t()) * (x @ w["up_proj"].t())) @ w["down_proj"].t()
-    torch.testing.assert_close(layer.mlp(X).double(), expected, rtol=1e-4, atol=1e-5)
+    x = _norm(X.double(), layer.post_norm.gain.double())
+    expected = X + (F.silu(x @ w["gate_proj"].t()) * (x @ w["up_proj"].t())) @ w["down_proj"].t()
+    torch.testing.assert_close(layer.mlp(X, layer.post_norm).double(), expected, rtol=1e-4, atol=1e-5)
 
     def fresh() -> Any:
         return layer.mixer.new_state(torch.float32, torch.device("cpu"))
 
     angles = rope_angles(torch.arange(T), torch.ones(8))
-    h = X + layer.mixer(layer.input_norm(X), fresh(), *angles)
-    assert torch.equal(layer(X, fresh(), *angles), h + layer.mlp(layer.post_norm(h)))
+    h = layer.mixer(X, layer.input_norm, fresh(), *angles)
+    assert torch.equal(layer(X, fresh(), *angles), layer.mlp(h, layer.post_norm))

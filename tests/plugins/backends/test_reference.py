@@ -9,7 +9,7 @@ import torch
 from vtensors.errors import RequestError
 from vtensors.record_checks import check_record
 from vtensors.records import KernelRequest, KernelSpec
-from vtensors.selection import select
+from vtensors.selection import plan_kernels
 from vtensors_formats import FP4Activation
 from vtensors_formats.nvfp4 import quantize_nvfp4
 from vtensors_kernels.ops import OPS
@@ -34,7 +34,8 @@ def test_each_record_is_sound_and_serves_a_listed_op(kernel: KernelSpec) -> None
 def test_it_serves_schemes_that_nobody_has_heard_of_and_comes_last() -> None:
     fast = attrs.evolve(_kernel("linear"), name="linear_fast", cost=5.0)
     kernels = [*reference.vtensors_kernels(), fast]
-    assert select(_request(scheme="int3-of-nobody"), kernels)[0].name == "linear_fast"
+    (segment,) = plan_kernels(_request(scheme="int3-of-nobody"), kernels).segments
+    assert segment.kernel.name == "linear_fast"
 
 
 def test_activations_run_as_asked() -> None:

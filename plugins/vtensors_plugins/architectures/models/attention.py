@@ -10,7 +10,7 @@ from vtensors.errors import ArchitectureError
 from vtensors_formats import e4m3
 from vtensors_kernels.reference.attention import attention
 from vtensors_kernels.reference.rope import rope
-from vtensors_plugins.architectures.build import LinearCall, Parts
+from vtensors_plugins.architectures.build import AddCall, NormedLinearsCall, Parts
 from vtensors_plugins.architectures.decoder_config import AttentionConfig, DecoderConfig
 from vtensors_plugins.architectures.models.norm import RMSNorm
 from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueCache
@@ -18,13 +18,11 @@ from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueC
 
 @attrs.frozen(kw_only=True)
 class Attention:
-    """One attention layer. kv_scales: (k_scale, v_scale) of an FP8 cache, or None."""
+    """One attention layer. qkv: q_proj, k_proj and v_proj. kv_scales: (k_scale, v_scale) of an FP8 cache, or None."""
 
     config: AttentionConfig
-    q_proj: LinearCall
-    k_proj: LinearCall
-    v_proj: LinearCall
-    o_proj: LinearCall
+    qkv: NormedLinearsCall
+    o_proj: AddCall
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     kv_scales: tuple[float, float] | None
@@ -33,14 +31,17 @@ class Attention:
         """An empty cache."""
         return KeyValueCache.empty(self.config.kv_heads, self.config.head_dim, dtype, device)
 
-    def __call__(self, x: Tensor, state: KeyValueCache | DeltaNetState, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]; appends T tokens to the cache. cos, sin: [T, R / 2] float32."""
+    def __call__(
+        self, h: Tensor, norm: RMSNorm, state: KeyValueCache | DeltaNetState, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """h + attention(norm(h)), [T, hidden]; appends T tokens to the cache. cos, sin: [T, R / 2] float32."""
         if not isinstance(state, KeyValueCache):
             raise ArchitectureError("the state of another kind of layer was given to attention")
-        tokens, dim = x.shape[0], self.config.head_dim
-        q, gate = split_gate(self.q_proj(x), self.config.heads, dim, gated=self.config.gated)
-        k = self.k_proj(x).view(tokens, self.config.kv_heads, dim)
-        v = self.v_proj(x).view(tokens, self.config.kv_heads, dim)
+        tokens, dim = h.shape[0], self.config.head_dim
+        queries, k, v = self.qkv(h, norm)
+        q, gate = split_gate(queries, self.config.heads, dim, gated=self.config.gated)
+        k = k.view(tokens, self.config.kv_heads, dim)
+        v = v.view(tokens, self.config.kv_heads, dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rope(q, cos, sin), rope(k, cos, sin)
@@ -50,7 +51,7 @@ class Attention:
         mixed = attention(q, keys, values, dim**-0.5)
         if gate is not None:
             mixed = mixed * gate.to(torch.float32).sigmoid()
-        return self.o_proj(mixed.to(x.dtype).reshape(tokens, self.config.heads * dim))
+        return self.o_proj(mixed.to(h.dtype).reshape(tokens, self.config.heads * dim), h)
 
 
 def split_gate(projected: Tensor, heads: int, dim: int, *, gated: bool) -> tuple[Tensor, Tensor | None]:
@@ -76,10 +77,8 @@ def build_attention(parts: Parts, config: DecoderConfig, layer: int) -> Attentio
     quantized = parts.options.kv_quant
     return Attention(
         config=own,
-        q_proj=parts.linear(f"{place}.q_proj", bias=own.bias),
-        k_proj=parts.linear(f"{place}.k_proj", bias=own.bias),
-        v_proj=parts.linear(f"{place}.v_proj", bias=own.bias),
-        o_proj=parts.linear(f"{place}.o_proj", bias=own.bias),
+        qkv=parts.norm_linears([f"{place}.{name}" for name in ("q_proj", "k_proj", "v_proj")], bias=own.bias),
+        o_proj=parts.linear_add(f"{place}.o_proj", bias=own.bias),
         q_norm=norm("q_norm"),
         k_norm=norm("k_norm"),
         kv_scales=None if quantized is None else quantized.get(layer),

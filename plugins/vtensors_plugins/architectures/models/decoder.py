@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import attrs
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from vtensors import records
 from vtensors.errors import ArchitectureError
 from vtensors_formats import PlainWeight
-from vtensors_formats.weight import Weight
 from vtensors_kernels.reference.rope import rope_angles
 from vtensors_plugins.architectures.build import BuildOptions, EmbeddingCall, LinearCall, Parts
 from vtensors_plugins.architectures.decoder_config import LINEAR, DecoderConfig
@@ -27,7 +25,7 @@ from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueC
 
 @attrs.frozen(kw_only=True)
 class DecoderLayer:
-    """h += mixer(norm(h)); h += mlp(norm(h))."""
+    """h += mixer(norm(h)); h += mlp(norm(h)). Both parts get h and the norm, and add to h themselves."""
 
     input_norm: RMSNorm
     mixer: Attention | GatedDeltaNet
@@ -36,8 +34,7 @@ class DecoderLayer:
 
     def __call__(self, h: Tensor, state: KeyValueCache | DeltaNetState, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden], model dtype; moves the layer's state T tokens on."""
-        h = h + self.mixer(self.input_norm(h), state, cos, sin)
-        return h + self.mlp(self.post_norm(h))
+        return self.mlp(self.mixer(h, self.input_norm, state, cos, sin), self.post_norm)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -99,14 +96,12 @@ def build_decoder(
     missing weight, VtensorsError where no kernel serves one.
     """
     device = torch.device(options.device)
-    here = {name: cast(Weight, weight.to(device)) for name, weight in weights.items()}
-    if config.tied and "lm_head" in here and _repeats(here["lm_head"], here["embed_tokens"]):
-        del here["lm_head"]
-    parts = Parts(here, options)
-    if "lm_head" not in here and not config.tied:
+    if "lm_head" not in weights and not config.tied:
         raise ArchitectureError("weight is missing", tensor="lm_head", fix="load every weight of the plan")
+    tied = config.tied and ("lm_head" not in weights or _repeats(weights["lm_head"], weights["embed_tokens"]))
+    parts = Parts(weights, options, shared=frozenset({"embed_tokens"} if tied else ()))
     if config.zero_centered:
-        warn_of_plain_gains([parts.small(name) for name in here if name.endswith("layernorm")])
+        warn_of_plain_gains([parts.small(name) for name in weights if name.endswith("layernorm")])
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(parts.small(name), config.eps, config.zero_centered)
@@ -140,15 +135,16 @@ def build_decoder(
         frequencies=inverse_frequencies(config.attention.rope).to(device),
         layers=tuple(layer(index, kind) for index, kind in enumerate(config.layers)),
         norm=norm("norm"),
-        head=parts.linear("lm_head" if "lm_head" in here else "embed_tokens"),
+        head=parts.linear("embed_tokens" if tied else "lm_head"),
         selected=tuple(parts.selected),
     )
 
 
-def _repeats(head: Weight, embeddings: Weight) -> bool:
+def _repeats(head: records.Weight, embeddings: records.Weight) -> bool:
+    """Whether the head's values are those of the embeddings; without data, whether they may be."""
     return (
         isinstance(head, PlainWeight)
         and isinstance(embeddings, PlainWeight)
         and head.scheme == embeddings.scheme
-        and torch.equal(head.tensor, embeddings.tensor)
+        and (head.tensor.is_meta or torch.equal(head.tensor, embeddings.tensor))
     )

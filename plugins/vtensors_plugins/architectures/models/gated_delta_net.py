@@ -11,24 +11,23 @@ from vtensors.errors import ArchitectureError
 from vtensors_kernels.reference.causal_conv1d import causal_conv1d
 from vtensors_kernels.reference.gated_delta_rule import gated_delta_rule
 from vtensors_kernels.reference.gated_rms_norm import gated_rms_norm
-from vtensors_plugins.architectures.build import LinearCall, Parts
+from vtensors_plugins.architectures.build import AddCall, LinearsCall, Parts
 from vtensors_plugins.architectures.decoder_config import DeltaNetConfig
+from vtensors_plugins.architectures.models.norm import RMSNorm
 from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueCache
 
 
 @attrs.frozen(kw_only=True)
 class GatedDeltaNet:
-    """One delta net layer. The four input projections are separate: each has a scheme of its own.
+    """One delta net layer. qkvz: in_proj_qkv and in_proj_z; ba: in_proj_b and in_proj_a.
 
     conv: [C, W] float32. decay: [HV] float32, -exp(A_log). dt_bias: [HV] float32. norm: [DV] float32, plain.
     """
 
     config: DeltaNetConfig
-    in_proj_qkv: LinearCall
-    in_proj_z: LinearCall
-    in_proj_b: LinearCall
-    in_proj_a: LinearCall
-    out_proj: LinearCall
+    qkvz: LinearsCall
+    ba: LinearsCall
+    out_proj: AddCall
     conv: Tensor
     decay: Tensor
     dt_bias: Tensor
@@ -43,15 +42,20 @@ class GatedDeltaNet:
             memory=torch.zeros(own.value_heads, own.key_dim, own.value_dim, device=device),
         )
 
-    def __call__(self, x: Tensor, state: KeyValueCache | DeltaNetState, _cos: Tensor, _sin: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]; moves the state T tokens on."""
+    def __call__(
+        self, h: Tensor, norm: RMSNorm, state: KeyValueCache | DeltaNetState, _cos: Tensor, _sin: Tensor
+    ) -> Tensor:
+        """h + delta_net(norm(h)), [T, hidden]; moves the state T tokens on."""
         if not isinstance(state, DeltaNetState):
             raise ArchitectureError("the state of another kind of layer was given to a delta net")
-        own, tokens = self.config, x.shape[0]
-        mixed, state.history = causal_conv1d(self.in_proj_qkv(x), self.conv, state.history)
+        own, tokens = self.config, h.shape[0]
+        x = norm(h)
+        qkv, z = self.qkvz(x)
+        b, a = self.ba(x)
+        mixed, state.history = causal_conv1d(qkv, self.conv, state.history)
         q, k, v = mixed.split_with_sizes((own.key_width, own.key_width, own.value_width), dim=-1)
-        beta = self.in_proj_b(x).to(torch.float32).sigmoid()
-        g = self.decay * F.softplus(self.in_proj_a(x).to(torch.float32) + self.dt_bias)
+        beta = b.to(torch.float32).sigmoid()
+        g = self.decay * F.softplus(a.to(torch.float32) + self.dt_bias)
         out, state.memory = gated_delta_rule(
             q.view(tokens, own.key_heads, own.key_dim),
             k.view(tokens, own.key_heads, own.key_dim),
@@ -60,8 +64,9 @@ class GatedDeltaNet:
             beta,
             state.memory,
         )
-        z = self.in_proj_z(x).view(tokens, own.value_heads, own.value_dim)
-        return self.out_proj(gated_rms_norm(out, z, self.norm, self.eps).reshape(tokens, own.value_width))
+        gate = z.view(tokens, own.value_heads, own.value_dim)
+        gated = gated_rms_norm(out, gate, self.norm, self.eps)
+        return self.out_proj(gated.reshape(tokens, own.value_width), h)
 
 
 def build_gated_delta_net(parts: Parts, config: DeltaNetConfig, eps: float, layer: int) -> GatedDeltaNet:
@@ -69,11 +74,9 @@ def build_gated_delta_net(parts: Parts, config: DeltaNetConfig, eps: float, laye
     place = f"layers.{layer}.linear_attn"
     return GatedDeltaNet(
         config=config,
-        in_proj_qkv=parts.linear(f"{place}.in_proj_qkv"),
-        in_proj_z=parts.linear(f"{place}.in_proj_z"),
-        in_proj_b=parts.linear(f"{place}.in_proj_b"),
-        in_proj_a=parts.linear(f"{place}.in_proj_a"),
-        out_proj=parts.linear(f"{place}.out_proj"),
+        qkvz=parts.linears([f"{place}.in_proj_qkv", f"{place}.in_proj_z"]),
+        ba=parts.linears([f"{place}.in_proj_b", f"{place}.in_proj_a"]),
+        out_proj=parts.linear_add(f"{place}.out_proj"),
         conv=parts.small(f"{place}.conv1d").squeeze(1),
         decay=-parts.small(f"{place}.A_log").exp(),
         dt_bias=parts.small(f"{place}.dt_bias"),

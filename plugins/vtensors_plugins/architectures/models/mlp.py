@@ -1,4 +1,4 @@
-"""The dense feed-forward layer: down(silu(gate(x)) * up(x))."""
+"""The dense feed-forward layer and the experts of a sparse one: down(silu(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import attrs
 from torch import Tensor
 
 from vtensors_kernels.reference.swiglu import swiglu
-from vtensors_plugins.architectures.build import LinearCall, Parts
+from vtensors_plugins.architectures.build import AddCall, LinearCall, NormedCall, Parts
+from vtensors_plugins.architectures.models.norm import RMSNorm
 
 
 @attrs.frozen(kw_only=True)
 class Mlp:
-    """One SwiGLU; also an expert."""
+    """The SwiGLU of a dense layer. gate_up: silu(gate) * up behind the norm."""
+
+    gate_up: NormedCall
+    down_proj: AddCall
+
+    def __call__(self, h: Tensor, norm: RMSNorm) -> Tensor:
+        """h + mlp(norm(h)), [M, hidden]."""
+        return self.down_proj(self.gate_up(h, norm), h)
+
+
+@attrs.frozen(kw_only=True)
+class Expert:
+    """One SwiGLU of a sparse layer."""
 
     gate_proj: LinearCall
     up_proj: LinearCall
@@ -22,10 +35,18 @@ class Mlp:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
-def build_mlp(parts: Parts, place: str, *, bias: bool = False) -> Mlp:
+def build_mlp(parts: Parts, place: str, *, bias: bool) -> Mlp:
     """The SwiGLU whose weights are `<place>.gate_proj`, `.up_proj` and `.down_proj`."""
     return Mlp(
-        gate_proj=parts.linear(f"{place}.gate_proj", bias=bias),
-        up_proj=parts.linear(f"{place}.up_proj", bias=bias),
-        down_proj=parts.linear(f"{place}.down_proj", bias=bias),
+        gate_up=parts.norm_linear_swiglu(f"{place}.gate_proj", f"{place}.up_proj", bias=bias),
+        down_proj=parts.linear_add(f"{place}.down_proj", bias=bias),
+    )
+
+
+def build_expert(parts: Parts, place: str) -> Expert:
+    """The expert whose weights are `<place>.gate_proj`, `.up_proj` and `.down_proj`."""
+    return Expert(
+        gate_proj=parts.linear(f"{place}.gate_proj"),
+        up_proj=parts.linear(f"{place}.up_proj"),
+        down_proj=parts.linear(f"{place}.down_proj"),
     )

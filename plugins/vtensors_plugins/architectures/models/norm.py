@@ -16,25 +16,34 @@ _log = logging.getLogger("vtensors")
 _LOOKS_PLAIN = (0.9, 1.1)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class RMSNorm:
-    """x / rms(x) * gain over the last dimension. weight: [D] float32; zero_centered: it holds gain - 1."""
+    """x / rms(x) * gain over the last dimension. weight: [D] float32; zero_centered: it holds gain - 1.
+
+    gain: [D] float32, what x is multiplied by; made once.
+    """
 
     weight: Tensor
     eps: float
     zero_centered: bool
+    gain: Tensor = attrs.field(init=False)
+
+    @gain.default
+    def _gain(self) -> Tensor:
+        return self.weight + 1.0 if self.zero_centered else self.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """Same shape and dtype as x [..., D]."""
-        return rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)
+        return rms_norm(x, self.gain, self.eps, zero_centered=False)
 
 
 def warn_of_plain_gains(weights: Sequence[Tensor]) -> None:
     """Says so where zero-centred norms look as if 1 had been added to them already: their gain would be 2.
 
-    weights: [D] float32 each. The median of their means decides, so that a few odd layers do not.
+    weights: [D] float32 each; without data (on the `meta` device) nothing is said. The median of their means
+    decides, so that a few odd layers do not.
     """
-    if not weights:
+    if not weights or weights[0].is_meta:
         return
     middle = float(torch.stack([weight.mean() for weight in weights]).median())
     if _LOOKS_PLAIN[0] <= middle <= _LOOKS_PLAIN[1]:

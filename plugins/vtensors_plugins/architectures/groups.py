@@ -1,0 +1,41 @@
+"""Groups of modules that one kernel computes: planned for a device that need not be there."""
+
+from __future__ import annotations
+
+import attrs
+
+from vtensors.records import KernelRequest
+from vtensors.selection import KernelPlan
+
+
+@attrs.frozen(kw_only=True)
+class PlannedGroup:
+    """Modules that are computed together, and the kernels that would.
+
+    modules: in the order of their rows. asked: the op that the layer asked for; request: what is planned in
+    the end, so request.op is asked or a step of its decomposition, as not_fused explains: (op or kernel, reason).
+    declared: activation precision of each module. assumes: what headers cannot tell. nbytes: stored.
+    """
+
+    modules: tuple[str, ...]
+    asked: str
+    request: KernelRequest
+    plan: KernelPlan
+    declared: tuple[str, ...]
+    not_fused: tuple[tuple[str, str], ...] = ()
+    assumes: tuple[str, ...] = ()
+    nbytes: int = 0
+
+
+@attrs.define(kw_only=True)
+class DryRun:
+    """Given to a builder instead of a device: nothing is bound, the groups are noted in the builder's order.
+
+    device: `cpu`, `cuda:0`, ...; capability: of a CUDA device; assumed: it is not there. Weights may be without
+    data (`meta`).
+    """
+
+    device: str
+    capability: tuple[int, int] | None = None
+    assumed: bool = False
+    planned: list[PlannedGroup] = attrs.field(factory=list)

@@ -111,6 +111,31 @@ class Launch:
             _check((driver.CUresult(status),), self.function.name)
 
 
+def max_active_clusters(function: DeviceFunction, cluster: int, threads: int, shared_bytes: int) -> int:
+    """Clusters of so many blocks that run at a time on the whole current device.
+
+    threads: of a block. shared_bytes: dynamic, of a block. Errors: LaunchError with the driver's word.
+    """
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    # Any whole number of clusters.
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    # A value of its own: the dimensions of a nested one would be set in a copy.
+    value = driver.CUlaunchAttributeValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+    attribute.value = value
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    result = driver.cuOccupancyMaxActiveClusters(function.handle, config)
+    _check(result, function.name)
+    return int(result[1])
+
+
 @lru_cache(maxsize=1)
 def _driver_launch() -> Any:
     """`cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void** parameters, void** extra)` of libcuda."""

@@ -12,6 +12,7 @@ from vtensors.errors import VtensorsError
 from vtensors_kernels.compiling.architectures import macro_of
 from vtensors_kernels.compiling.sources import Source
 
+_NEWER = "install a newer nvidia-cuda-nvrtc (pip install -U vtensors[cuda13])"
 _ERROR_LINE = re.compile(r"^.*\berror\b.*$", re.MULTILINE)
 
 
@@ -31,6 +32,14 @@ class Toolkit:
         """For messages and cache keys: `NVRTC 13.0`."""
         return f"NVRTC {self.version[0]}.{self.version[1]}"
 
+    def knows(self, target: str) -> bool:
+        """Whether it compiles for the target."""
+        return macro_of(target) // 10 in self.targets
+
+    def refusal(self, target: str) -> str:
+        """What to say of a target that it does not know."""
+        return f"{self.name} does not know {target} (newest: sm_{max(self.targets)})"
+
 
 def find_toolkit() -> Toolkit | str:
     """The installed NVRTC, or the reason why there is none. Needs no GPU and no nvcc."""
@@ -42,6 +51,14 @@ def find_toolkit() -> Toolkit | str:
         return Toolkit(version=tuple(nvrtc.getVersion()), targets=tuple(nvrtc.getSupportedArchs()))
     except Exception as problem:  # CuPy raises its own loader errors of several types
         return f"NVRTC cannot be loaded ({type(problem).__name__}: {str(problem).splitlines()[0]})"
+
+
+def compiler_for(target: str) -> Toolkit | str:
+    """The installed NVRTC if it compiles for the target, else why there is none that does."""
+    toolkit = find_toolkit()
+    if isinstance(toolkit, str) or toolkit.knows(target):
+        return toolkit
+    return f"{toolkit.refusal(target)}; {_NEWER}"
 
 
 def options_of(target: str, defines: Mapping[str, int]) -> tuple[str, ...]:
@@ -64,14 +81,12 @@ def compile_source(source: Source, target: str, defines: Mapping[str, int], tool
     from cupy.cuda import nvrtc
 
     options = options_of(target, defines)
-    number = macro_of(target) // 10
-    if number not in toolkit.targets:
+    if not toolkit.knows(target):
         raise CompileError(
-            f"{toolkit.name} does not know {target}",
+            toolkit.refusal(target),
             file=source.name,
-            seen=f"newest target {max(toolkit.targets)}",
             accepted="NVRTC 12.8 or newer for 100 and 120, 12.9 for 103 and 121, 13.0 for 110",
-            fix="install a newer nvidia-cuda-nvrtc (pip install -U vtensors[cuda13])",
+            fix=_NEWER,
         )
     program = nvrtc.createProgram(source.text, source.name, [], [])
     try:

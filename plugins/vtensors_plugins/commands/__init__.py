@@ -42,6 +42,16 @@ COMMANDS = (
         load="vtensors_plugins.commands.quantize:command",
     ),
     Command(
+        name="kernels",
+        summary="List every kernel: what it computes, and whether it can serve a device.",
+        load="vtensors_plugins.commands.kernels:command",
+    ),
+    Command(
+        name="explain",
+        summary="Show which kernel computes each weight of a checkpoint, and why not another one.",
+        load="vtensors_plugins.commands.explain:command",
+    ),
+    Command(
         name="plugins",
         summary="List the plugins: where they come from, what they provide, what is wrong with them.",
         load="vtensors_plugins.commands.plugins:command",
@@ -59,7 +69,10 @@ def vtensors_plugin() -> PluginInfo:
     """Who this plugin is."""
     return PluginInfo(
         name="commands",
-        summary="The commands inspect, diff, lock, conventions, verify, convert, quantize, plugins and env.",
+        summary=(
+            "The commands inspect, diff, lock, conventions, verify, convert, quantize, kernels, explain, plugins "
+            "and env."
+        ),
     )
 
 

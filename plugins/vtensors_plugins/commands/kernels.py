@@ -1,0 +1,135 @@
+"""`vtensors kernels`: every registered kernel, what it computes, and whether it can serve a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from vtensors.manager import default_plugins
+from vtensors_kernels.compiling.cubin_cache import default_cache_folder
+from vtensors_kernels.compiling.nvrtc import Toolkit, find_toolkit
+from vtensors_plugins.commands.device_option import ReportDevice, report_device
+from vtensors_plugins.commands.kernel_facts import KernelFacts, kernel_facts
+from vtensors_plugins.commands.schemes_table import hanging
+
+_COLUMNS = ("kernel", "op", "schemes", "rows", "layout", "targets", "from", "state")
+# Folder below the cache folder and what ends the names of its entries.
+_CACHES = {"cubin": ".cubin", "verdicts": ""}
+
+
+@attrs.frozen(kw_only=True)
+class Compiler:
+    """The kernel compiler. toolkit: None where there is none. problem: why it cannot compile for the device."""
+
+    toolkit: Toolkit | None
+    problem: str | None
+
+
+@click.command("kernels")
+@click.option(
+    "--device", metavar="N", help="A device of this machine: cpu, cuda:1 or 1 (default: the first GPU)."
+)
+@click.option("--assume", metavar="TARGET", help="A device that need not be here: sm_90a, sm_121a, ..., cpu.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(device: str | None, assume: str | None, as_json: bool) -> None:
+    """List every kernel: what it computes, for which devices, and whether it can serve this one.
+
+    Nothing is compiled or launched. Exit 0, or 2 for a device that is not there.
+    """
+    chosen = report_device(device, assume)
+    facts = kernel_facts(default_plugins(), chosen)
+    compiler = find_compiler(chosen)
+    if as_json:
+        click.echo(json.dumps(_json_of(chosen, compiler, facts), indent=1))
+        return
+    from rich.console import Console
+
+    click.echo("\n".join(text_lines(chosen, compiler, facts, Console().width)))
+
+
+def find_compiler(device: ReportDevice) -> Compiler:
+    """The installed NVRTC, and what stands against it. Imports CuPy where that is installed."""
+    found = find_toolkit()
+    if isinstance(found, str):
+        return Compiler(toolkit=None, problem=found)
+    needed = device.capability is not None and not found.knows(device.target)
+    return Compiler(toolkit=found, problem=found.refusal(device.target) if needed else None)
+
+
+def text_lines(
+    device: ReportDevice, compiler: Compiler, facts: Sequence[KernelFacts], width: int
+) -> list[str]:
+    """What the command prints: device, compiler, cache, a row per kernel, and why each other one cannot serve."""
+    lines = [hanging("device    ", device.headline(), width)]
+    if device.note:
+        lines.append(hanging("          ", device.note, width))
+    lines.append(hanging("compiler  ", _compiler_words(compiler), width))
+    lines.append(f"cache     {default_cache_folder()} ({', '.join(_cache_words(default_cache_folder()))})")
+    lines += ["", *_table([_COLUMNS, *(_row(entry) for entry in facts if entry.reason is None)])]
+    refused = [entry for entry in facts if entry.reason is not None]
+    if refused:
+        lines += ["", f"cannot serve {device.target}:"]
+        lines += [hanging(f"  {entry.kernel.name}  ", str(entry.reason), width) for entry in refused]
+    return lines
+
+
+def _compiler_words(compiler: Compiler) -> str:
+    if compiler.toolkit is None:
+        return f"none: {compiler.problem}"
+    newest = f"{compiler.toolkit.name}, newest target sm_{max(compiler.toolkit.targets)}"
+    return f"{newest}; {compiler.problem}" if compiler.problem else newest
+
+
+def _cache_words(folder: Path) -> list[str]:
+    return [f"{count} {name}" for name, count in _cache_counts(folder).items()]
+
+
+def _cache_counts(folder: Path) -> dict[str, int]:
+    """Entries of each cache; none where the folder is not there or cannot be read."""
+    counts = {}
+    for name, suffix in _CACHES.items():
+        try:
+            counts[name] = sum(path.name.endswith(suffix) for path in (folder / name).iterdir())
+        except OSError:
+            counts[name] = 0
+    return counts
+
+
+def _row(entry: KernelFacts) -> tuple[str, ...]:
+    kernel = entry.kernel
+    return (
+        kernel.name,
+        kernel.op,
+        "all" if "*" in kernel.schemes else ", ".join(kernel.schemes),
+        entry.rows,
+        kernel.layout,
+        ", ".join(kernel.targets),
+        entry.plugin if entry.plugin == entry.distribution else f"{entry.plugin} ({entry.distribution})",
+        entry.state or "-",
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _json_of(device: ReportDevice, compiler: Compiler, facts: Sequence[KernelFacts]) -> dict[str, Any]:
+    folder, toolkit = default_cache_folder(), compiler.toolkit
+    return {
+        **device.to_json(),
+        "compiler": {
+            "name": None if toolkit is None else toolkit.name,
+            "targets": [] if toolkit is None else [f"sm_{number}" for number in toolkit.targets],
+            "problem": compiler.problem,
+        },
+        "cache": {"folder": str(folder), **_cache_counts(folder)},
+        "kernels": [entry.to_json() for entry in facts],
+    }

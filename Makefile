@@ -1,8 +1,8 @@
 # make demo   sets up .venv and generates text with the bundled checkpoint
 # make test   sets up .venv and runs the tests
 # make check  lint, format, types and generated documentation
-# make kernels  adds CuPy and NVRTC, and compiles every kernel for every declared GPU (no GPU needed)
-# make docs   rewrites the generated documentation
+# make kernels  adds CuPy and NVRTC, compiles every kernel for every declared GPU and looks into it (no GPU needed)
+# make docs   rewrites the generated documentation; make kernel-docs its table of compiled kernels
 # PYTHON chooses the interpreter, PIP_ARGS goes to every pip install, PYTEST_ARGS to pytest.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test check kernels docs format clean
+.PHONY: demo test check kernels kernel-docs docs format clean
 
 demo: .venv/demo.stamp
 	$(BIN)/vtensors generate
@@ -26,7 +26,10 @@ check: .venv/test.stamp
 	$(BIN)/python docs/update_generated.py --check
 
 kernels: .venv/kernels.stamp
-	$(BIN)/pytest tests/kernels/test_compiling.py
+	$(BIN)/pytest tests/kernels/test_compiling.py tests/kernels/test_machine_code.py
+
+kernel-docs: .venv/kernels.stamp
+	$(BIN)/python docs/update_kernels.py
 
 docs: .venv/test.stamp
 	$(BIN)/python docs/update_structure.py
@@ -53,5 +56,5 @@ $(BIN)/python:
 	touch .venv/demo.stamp $@
 
 .venv/kernels.stamp: .venv/test.stamp
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[cuda13]'
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[cuda13,disassembly]'
 	touch $@

@@ -12,9 +12,16 @@ def prepared_bytes(layout: str, request: KernelRequest, stored: int) -> int | No
     """
     if layout == "stored":
         return stored
-    from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, LAYOUT, TILE_ROWS, column_steps, row_tiles
+    from vtensors_kernels.nvfp4.packed import (
+        BLOCK_BYTES,
+        LAYOUT,
+        PAIRED_LAYOUT,
+        TILE_ROWS,
+        column_steps,
+        row_tiles,
+    )
 
-    if layout != LAYOUT or request.shape is None:
+    if layout not in (LAYOUT, PAIRED_LAYOUT) or request.shape is None:
         return None
     n, k = request.shape
     tiles = row_tiles(n)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors.plugin_candidates import own_version
-from vtensors_kernels.compiling.architectures import target_of
-from vtensors_kernels.compiling.cubin_cache import CubinCache, cache_key, default_cache_folder
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, load_function
-from vtensors_kernels.compiling.nvrtc import CompileError, compile_source, find_toolkit, options_of
-from vtensors_kernels.compiling.sources import load_source
+from vtensors_kernels.compiling.functions import compiled_function
+from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.compiling.launch import Launch
 
 THREADS = 256
 HALVES = (torch.bfloat16, torch.float16)
+INSTANTIATIONS = tuple(
+    Instantiation(source=f"common/{name}.cu", function=name, defines={"VT_OUT_F16": as_float16})
+    for name in ("dequantize_nvfp4", "widen_fp8")
+    for as_float16 in (0, 1)
+)
 
 
 class NVFP4Widener:
@@ -78,25 +78,10 @@ def _require(tensor: Tensor, *, alignment: int, dtype: torch.dtype) -> None:
 
 
 def _launch(name: str, device: torch.device, dtype: torch.dtype, work: int, *, arguments: int) -> Launch:
+    defines = {"VT_OUT_F16": int(dtype == torch.float16)}
     return Launch(
-        function=_function(name, device.index or 0, dtype == torch.float16),
+        function=compiled_function(f"common/{name}.cu", name, device.index or 0, defines),
         grid=(-(-work // THREADS), 1, 1),
         block=(THREADS, 1, 1),
         arguments=arguments,
     )
-
-
-@lru_cache(maxsize=64)
-def _function(name: str, device: int, as_float16: bool) -> DeviceFunction:
-    """The kernel on that device, compiled for its target or taken from the cubin cache."""
-    toolkit = find_toolkit()
-    if isinstance(toolkit, str):
-        raise CompileError(toolkit)
-    target = target_of(torch.cuda.get_device_capability(device))
-    source, defines = load_source(f"common/{name}.cu"), {"VT_OUT_F16": int(as_float16)}
-    key = cache_key(source.text, options_of(target, defines), toolkit.name, own_version())
-    image, _ = CubinCache(folder=default_cache_folder() / "cubin").get(
-        key, lambda: compile_source(source, target, defines, toolkit)
-    )
-    with torch.cuda.device(device):
-        return load_function(image, name, target)

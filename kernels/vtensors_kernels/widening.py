@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight, NVFP4Weight
+from vtensors_kernels.cublas_products import float32_product, scaled_product
 from vtensors_kernels.wideners import HALVES, FP8Widener, NVFP4Widener
 
 LinearCall = Callable[[Tensor], Tensor]
@@ -22,7 +23,6 @@ Part = Callable[[Tensor], Tensor]
 W = TypeVar("W", NVFP4Weight, FP8Weight)
 # The widened rows of one product: a layer of a 27B fits, a head of 248,320 rows is cut.
 SCRATCH_BYTES = 512 << 20
-_KEEPS_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 def bind_nvfp4(weight: NVFP4Weight) -> LinearCall:
@@ -77,10 +77,9 @@ def _part(widen: Callable[[torch.dtype], Tensor], scale: Tensor) -> Part:
     """x -> x @ (widened rows).T * scale, rounded once to x's dtype."""
     if scale.numel() == 1:
         alpha = float(scale)
-        # beta = 0: the first argument is not read.
-        return lambda x: torch.addmm(x.new_empty(1), x, widen(x.dtype).t(), beta=0, alpha=alpha)
+        return lambda x: scaled_product(x, widen(x.dtype), alpha)
     rows = scale.reshape(1, -1)
-    return lambda x: (_float32_product(x, widen(x.dtype)) * rows).to(x.dtype)
+    return lambda x: (float32_product(x, widen(x.dtype)) * rows).to(x.dtype)
 
 
 def _linear(weight: W, part: Callable[[W], Part]) -> LinearCall:
@@ -100,11 +99,3 @@ def _linear(weight: W, part: Callable[[W], Part]) -> LinearCall:
         return out if bias is None else (out.float() + bias.float()).to(x.dtype)
 
     return call
-
-
-def _float32_product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix.T with the float32 sums kept: by cuBLAS from torch 2.8 on, else from widened operands."""
-    if _KEEPS_SUMS:
-        product: Tensor = torch.mm(x, matrix.t(), out_dtype=torch.float32)
-        return product
-    return x.float() @ matrix.t().float()

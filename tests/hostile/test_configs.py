@@ -21,8 +21,8 @@ from vtensors.configs import ConfigFiles
 from vtensors.errors import ArchitectureError, DeclarationError, RequestError, VtensorsError
 from vtensors.inspection import inspection
 from vtensors.strict_json import MAX_VALUES
-from vtensors_engine.loading import _config_dtype
 from vtensors_engine.text import Tokenizer
+from vtensors_plugins.architectures.checkpoint_inputs import config_dtype
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MODELS = sorted(path.parent.name for path in DATA.glob("*/config.json"))
@@ -197,7 +197,7 @@ def test_a_list_that_names_no_dtype_is_refused_where_the_model_computes_in_its_o
         configs = ConfigFiles(config={"dtype": named})
         checkpoint = SimpleNamespace(configs=configs, config=configs.config)
         with pytest.raises(RequestError, match="dtype"):
-            _config_dtype(checkpoint)  # type: ignore[arg-type]
+            config_dtype(checkpoint)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", [r"re:model\.(a|a)*(\w|a)*$"])

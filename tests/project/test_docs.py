@@ -79,7 +79,7 @@ def test_what_a_command_prints_is_what_the_pages_say(
 ) -> None:
     monkeypatch.setenv("VT_PLUGINS", "-hf-fp8")  # what a user has set must not reach the pages
     wanted = generated.wanted_pages()
-    assert set(wanted) == {"conventions.md", "environment.md", "python-api.md"}
+    assert set(wanted) == {"conventions.md", "environment.md", "python-api.md", "explain.md"}
     for name, text in wanted.items():
         assert (REPOSITORY / "docs" / name).read_text(encoding="utf-8") == text, "run make docs"
 
@@ -90,20 +90,27 @@ def test_a_stale_page_is_named_by_check_and_rewritten_without_it(
     texts = {
         "conventions": "# C\n\n## Activations\n\nwords\n\n| a |\n|---|\n\n1. note\n\n## Next\n",
         "env": "env\n",
+        "explain": "head\n\none\n\ntwo\n",
     }
     monkeypatch.setattr(generated, "printed", lambda arguments: texts[arguments[0]])
     (tmp_path / "environment.md").write_text("env\n")
     (tmp_path / "conventions.md").write_text("stale\n")
     markers = "before\n<!-- from conventions.md: Activations -->\n{}<!-- end -->\nafter\n"
     (tmp_path / "python-api.md").write_text(markers.format("| stale |\n"))
+    monkeypatch.setattr(generated, "EXAMPLES", {"explain.md": (("explain", "x"), 2)})
+    example = "before\n<!-- from: vtensors explain x -->\n{}<!-- end -->\nafter\n"
+    (tmp_path / "explain.md").write_text(example.format("stale\n"))
     assert generated.main(["--check"], tmp_path) == 1
     told = capsys.readouterr().err
     assert "docs/conventions.md is out of date" in told
     assert "docs/python-api.md is out of date" in told
+    assert "docs/explain.md is out of date" in told
     assert "environment.md" not in told
     assert generated.main([], tmp_path) == 0
     assert (tmp_path / "conventions.md").read_text() == texts["conventions"]
     assert (tmp_path / "python-api.md").read_text() == markers.format("| a |\n|---|\n\n1. note\n")
+    shown = "```console\n$ vtensors explain x\n\nhead\n\none\n\n...\n```\n"
+    assert (tmp_path / "explain.md").read_text() == example.format(shown)
     assert generated.main(["--check"], tmp_path) == 0
 
 

@@ -6,6 +6,8 @@ import attrs
 from torch import Tensor
 
 LAYOUT = "nvfp4-packed"
+# The same blocks with the rows of gate and up interleaved: what a SwiGLU reads, and nothing else.
+PAIRED_LAYOUT = "nvfp4-packed-pairs"
 TILE_ROWS = 16
 STEP_COLUMNS = 128
 BLOCK_BYTES = 1152
@@ -19,7 +21,8 @@ class PackedNVFP4:
     row_scale: [16 * ceil(N / 16)] float32, 256 * the global scale of each row, in the order of the rows.
     shape: (N, K). paired: rows 16 i .. 16 i + 7 are rows 8 i .. of a first matrix (gate) and the next 8 those of
     a second one (up); N counts both.
-    bias: [N] float32 in the order of the rows, or None. pre_scale: [K] float32, multiplies x, or None.
+    bias: [16 * ceil(N / 16)] float32 in the order of the rows, 0 for padding, or None.
+    pre_scale: [K] float32, multiplies x, or None.
     """
 
     blocks: Tensor

@@ -1,0 +1,72 @@
+#pragma once
+// What a compiled form of linear_nvfp4_wgmma_segments fixes. nvfp4/wgmma_segments_form.py chooses.
+
+#include "include/nvfp4_packed.cuh"
+#include "include/ptx.cuh"
+
+#ifndef VT_TOKENS
+#define VT_TOKENS 32  // tokens of a product
+#endif
+#ifndef VT_WARPGROUPS
+#define VT_WARPGROUPS 4  // 64 rows each
+#endif
+#ifndef VT_CLUSTER
+#define VT_CLUSTER 1  // blocks that share each fetch of x
+#endif
+#ifndef VT_STAGES
+#define VT_STAGES 6  // of x
+#endif
+#ifndef VT_CHUNK
+#define VT_CHUNK 3  // column steps a weight copy
+#endif
+#ifndef VT_SLOTS
+#define VT_SLOTS 2  // weight copies of a warp
+#endif
+
+#if VT_CLUSTER > 1
+#define VT_CLUSTER_DIMENSIONS __cluster_dims__(VT_CLUSTER, 1, 1)
+#else
+#define VT_CLUSTER_DIMENSIONS
+#endif
+
+constexpr int kTokens = VT_TOKENS, kSums = kTokens / 2, kTokenTiles = kTokens / 8;
+constexpr int kWarps = 4 * VT_WARPGROUPS, kThreads = 32 * (kWarps + 4);
+// Registers of a thread at launch, kept low by a bound of more threads than there may be, so that blocks of the next
+// kernel find room; and after the producer's have moved to the consumers, where those need more.
+constexpr bool kMovesRegisters = VT_WARPGROUPS == 5;
+constexpr int kBound = kMovesRegisters ? 768 : 640, kProducerRegisters = 24, kConsumerRegisters = 88;
+static_assert(!kMovesRegisters || 5 * kConsumerRegisters + kProducerRegisters <= 6 * 80, "what a block has at launch");
+constexpr int kCluster = VT_CLUSTER, kStages = VT_STAGES, kChunk = VT_CHUNK, kSlots = VT_SLOTS, kDepth = 2;
+constexpr int kFetchers = 2;     // warps that fetch weights
+constexpr int kStageBytes = kTokens * kStepColumns * 2;
+constexpr int kSlotBytes = kChunk * kBlockBytes;
+constexpr int kWords = 4;        // of a row, lane and column step
+constexpr int kSegments = 8;     // of a row's sum, those of linear_nvfp4_stream
+constexpr int kNodeBytes = kSums * 4 * 32;  // a warp's sums of a node of the tree
+constexpr int kPlaces = 6;       // nodes of parts of groups that a block may have to give away
+
+static_assert(kTokens == 24 || kTokens == 32, "multiply_warpgroup has these, and two chains fit");
+static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "a stage is cut in equal parts");
+static_assert(VT_WARPGROUPS >= 1 && VT_WARPGROUPS <= 5 && kThreads <= kBound, "registers without spills");
+static_assert(kStageBytes / kCluster % 16 == 0 && kSlotBytes % 16 == 0, "limits and alignment");
+
+// Byte offsets in dynamic shared memory; the launcher has the same formula.
+struct Layout {
+  static constexpr unsigned kX = 0, kNodes = kStages * kStageBytes, kRings = kNodes + kWarps * 2 * kNodeBytes;
+  static constexpr unsigned kBarriers = kRings + kWarps * kSlots * kSlotBytes;
+  static constexpr unsigned kXFull = kBarriers, kXEmpty = kXFull + 8 * kStages, kSlotFull = kXEmpty + 8 * kStages;
+  static constexpr unsigned kSlotEmpty = kSlotFull + 8 * kWarps * kSlots;
+  static constexpr unsigned kBytes = kSlotEmpty + 8 * kWarps * kSlots;
+};
+static_assert(Layout::kBytes <= 232448, "shared memory of a block");
+
+__device__ __forceinline__ unsigned block_rank() { return kCluster > 1 ? cluster_rank() : 0; }
+
+// A place in a ring and the parity of its round.
+template <int size>
+struct Place {
+  unsigned index = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++index == size) index = 0, parity ^= 1;
+  }
+};

@@ -1,0 +1,188 @@
+// y = x @ W.T for up to 32 tokens by warpgroup products, with the bits of linear_nvfp4_stream in every row.
+//
+// y[m, n] = row_scale[n] * sum_k x[m, k] * (e2m1 * e4m3 / 256)[n, k]  (+ bias[n]), rounded once to x's format;
+// variants: + residual[m, n]; silu(y[m, gate]) * y[m, up] of paired rows.
+//
+// The sum of a row: its column steps are cut into kSegments segments of equal length; of each, the products of the
+// first and of the second half of every word are summed apart in order of k; all these sums are added as a balanced
+// tree (segment_tree.cuh). A warpgroup product adds like mma.sync, so these are the sums of linear_nvfp4_stream.
+//
+// Grid: clusters of kCluster blocks, at most as many as (groups of row tiles) x (segments); each takes an equal
+// range of that line: the end of a group, whole groups, the beginning of one. A block has kWarps row tiles of its
+// cluster's group.
+// Block: kWarps consumer warps, one row tile each, four to a warpgroup, and a producer (of whose warpgroup three
+// warps idle).
+//   consumer   fetches its own row tile, kChunk column steps a copy, through a ring of kSlots of its own; decodes
+//              them into products' A operands (nvfp4_packed.cuh is in that order), kDepth words in flight
+//   producer   fetches x, as permute_activations laid it out, one column step a stage, kStages stages for the
+//              whole block; the blocks of a cluster fetch a part each, for all
+// Nodes of the tree whose siblings are in another range go to `nodes`; the warp that comes last to a tile builds the
+// rest of its tree from them and sets the tile's counter back to 0.
+//
+// Shapes: any N; M <= kTokens. Dynamic shared memory: Layout::kBytes. Arch: sm_90a.
+
+#include "include/row_tile_output.cuh"
+#include "include/segment_tree.cuh"
+#include "include/segments_step.cuh"
+
+constexpr unsigned kPitch = kTokenTiles * 32;            // float4s of a warp's node
+constexpr unsigned kToNext = kWarps * kPitch;            // to the same warp's next place
+constexpr unsigned kOfBlock = kPlaces * kToNext;         // float4s of a block
+
+// Where this warp of the block of that cluster puts the nodes of its part of a group: a block has at most one part
+// that starts with the group's first segment, of up to three nodes, and one that does not, of up to three or, alone,
+// four.
+__device__ __forceinline__ unsigned nodes_of(unsigned cluster, int begin, int warp, int lane) {
+  return (cluster * kCluster + block_rank()) * kOfBlock + (begin == 0 ? 3 : 0) * kToNext + warp * kPitch + lane;
+}
+
+// This warp's nodes are in memory; true, and the whole sums, for the tile's last warp.
+__device__ __forceinline__ bool join_parts(float (&sums)[kSums], const Waiting& waiting, float4* nodes, unsigned* counter,
+                                           const Work& work, unsigned group, int warp, int lane) {
+  const unsigned first = work.owner(group * kSegments), last = work.owner(group * kSegments + kSegments - 1);
+  __threadfence();
+  __syncwarp();
+  unsigned before = 0;
+  if (lane == 0) before = count_arrival(counter);
+  if (__shfl_sync(0xffffffffu, before, 0) != last - first) return false;
+  __threadfence();
+  if (lane == 0) *counter = 0;
+  const auto nothing = [](const float(&)[kSums]) {};
+  int segment = 0;
+#pragma unroll 1
+  for (unsigned other = first; other <= last; ++other) {
+    const float4* from = nodes + nodes_of(other, segment, warp, lane);
+    const int end = min(static_cast<unsigned>(kSegments), work.first_unit(other + 1) - group * kSegments);
+#pragma unroll 1
+    while (segment < end) {
+      const int level = node_level(segment, end);
+#pragma unroll
+      for (int i = 0; i < kTokenTiles; ++i) {
+        const float4 v = __ldcg(from + i * 32);
+        sums[4 * i] = v.x, sums[4 * i + 1] = v.y, sums[4 * i + 2] = v.z, sums[4 * i + 3] = v.w;
+      }
+      from += kToNext;
+      add_node(sums, waiting, segment, level, 0, nothing);
+      segment += 1 << level;
+    }
+  }
+  return true;
+}
+
+extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linear_nvfp4_wgmma_segments(
+    const unsigned char* __restrict__ blocks,      // [tiles, column steps, kBlockBytes]
+    const unsigned char* __restrict__ staged,      // [column steps, 16, kTokens, 8] bf16 or f16
+    const float* __restrict__ row_scale,           // [16 tiles]
+    const float* __restrict__ bias,                // [16 tiles] or null
+    const unsigned short* residual,                // [M, N] or null; not read before the wait
+    unsigned short* __restrict__ y,                // [M, N], or [M, N / 2] for silu(gate) * up
+    float4* nodes,                                 // [blocks of the grid, kPlaces, kWarps, kTokens / 8, 32]
+    unsigned* counters,                            // [tiles] zeros, left as zeros
+    int n,                                         // N
+    int column_steps,                              // ceil(K / 128)
+    int tokens)                                    // M
+{
+  extern __shared__ __align__(128) unsigned char memory[];
+  const unsigned base = shared_address(memory);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const Work work(n, column_steps);
+  const bool leader = lane == 0;
+  const unsigned ring = base + Layout::kRings + warp * kSlots * kSlotBytes;
+  const unsigned slot_full = base + Layout::kSlotFull + 8 * warp * kSlots;
+  const unsigned slot_empty = base + Layout::kSlotEmpty + 8 * warp * kSlots;
+
+  if (warp < kWarps && leader) {  // weights before anything else: they do not depend on earlier kernels
+    for (int slot = 0; slot < kSlots; ++slot) {
+      init_barrier(slot_full + 8 * slot, 1);
+      init_barrier(slot_empty + 8 * slot, 1);
+    }
+    fence_barrier_init();
+    fetch_first(blocks, work, ring, slot_full, warp);
+  } else if (warp == kWarps && leader) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      init_barrier(base + Layout::kXFull + 8 * stage, 1);
+      init_barrier(base + Layout::kXEmpty + 8 * stage, kCluster * kWarps);
+    }
+    fence_barrier_init();
+  }
+  launch_dependents();
+  __syncthreads();
+  if (kCluster > 1) cluster_arrive(), cluster_wait();
+
+  if (warp >= kWarps) {
+    if constexpr (kMovesRegisters) give_registers_back<kProducerRegisters>();
+    const int consumer = lane * kFetchers + warp - kWarps - 1;
+    if (warp == kWarps && leader) {
+      wait_for_predecessors();
+      fetch_stages(staged, work, base);
+    } else if (warp > kWarps && warp <= kWarps + kFetchers && consumer < kWarps) {
+      fetch_rest(blocks, work, base, consumer);
+    }
+  } else {
+    if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
+    wait_for_predecessors();
+    const unsigned scale_step = scale_multiplier();
+    float sums[kSums], second[kSums];
+    // A four waits where it lies as the first node of a part from the group's first segment on. It is there last of
+    // all, so the place is free for those of earlier groups.
+    const Waiting waiting = {base + Layout::kNodes + warp * 2 * kNodeBytes + 16 * lane,
+                             nodes + nodes_of(work.cluster, 0, warp, lane)};
+    unsigned operands[kDepth][2][4] = {};
+    Place<kSlots> slot;
+    Place<kStages> stage;
+    const unsigned last_unit = work.first_unit(work.cluster + 1);
+    for (unsigned unit = work.first_unit(work.cluster); unit < last_unit;) {
+      const unsigned group = unit / kSegments, tile = work.tile(group, warp);
+      const int begin = unit % kSegments, end = min(static_cast<unsigned>(kSegments), begin + last_unit - unit);
+      const int last_step = work.segment_step(end);
+      unit += end - begin;
+      unsigned given = 0;
+      const auto give = [&](const float(&node)[kSums]) {
+        float4* to = nodes + nodes_of(work.cluster, begin, warp, lane) + given++ * kToNext;
+#pragma unroll
+        for (int i = 0; i < kTokenTiles; ++i)
+          to[i * 32] = make_float4(node[4 * i], node[4 * i + 1], node[4 * i + 2], node[4 * i + 3]);
+      };
+      bool whole = false;
+      int within = 0;
+      for (int segment = begin; segment < end; ++segment) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[i] = second[i] = 0.0f;
+        unsigned previous = 0;
+        const int segment_end = work.segment_step(segment + 1);
+        for (int step = work.segment_step(segment); step < segment_end; ++step) {
+          if (within == 0) wait_barrier(slot_full + 8 * slot.index, slot.parity);
+          const unsigned block = ring + slot.index * kSlotBytes + within * kBlockBytes;
+          const uint4 low = load_shared_128(block + 16 * lane), high = load_shared_128(block + 512 + 16 * lane);
+          const unsigned scales = load_shared_32(block + kCodeBytes + 4 * lane);
+          wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
+          multiply_step(sums, second, operands, low, high, scales,
+                        operand_descriptor(base + Layout::kX + stage.index * kStageBytes, kTokens * 16, 128), previous,
+                        lane, scale_step);
+          previous = base + Layout::kXEmpty + 8 * stage.index;
+          stage.advance();
+          if (++within == kChunk || step + 1 == last_step) {
+            __syncwarp();
+            if (leader) arrive(slot_empty + 8 * slot.index);
+            slot.advance();
+            within = 0;
+          }
+        }
+        wait_warpgroup<0>();
+        pin(sums);
+        pin(second);
+        release_stage(previous, lane);
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[i] += second[i];
+        whole = add_node(sums, waiting, segment, 0, begin, give);
+      }
+      if (!whole && end < kSegments) give_waiting(sums, waiting, begin, end, give);
+      if (tile >= work.tiles) continue;
+      if (!whole && !join_parts(sums, waiting, nodes, counters + tile, work, group, warp, lane)) continue;
+      finish_row_tile(sums, tile, row_scale, bias, residual, y, n, tokens, lane);
+    }
+  }
+  __syncwarp();
+  // No block of a cluster leaves while another may still write to it.
+  if (kCluster > 1) cluster_arrive(), cluster_wait();
+}

@@ -1,0 +1,57 @@
+"""What NVFP4 launchers share: the input's check, pre-scale and macro; whether a launch may be a dependent one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError
+from vtensors_kernels.compiling.architectures import macro_of
+from vtensors_kernels.compiling.launch import DeviceFunction
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def dtype_defines(dtype: torch.dtype) -> dict[str, int]:
+    """`VT_F16` of an operand dtype. Raises RequestError unless it is bfloat16 or float16."""
+    if dtype not in HALVES:
+        raise RequestError(
+            "this kernel computes in 16 bits", seen=str(dtype), accepted="torch.bfloat16 or torch.float16"
+        )
+    return {"VT_F16": int(dtype == torch.float16)}
+
+
+def check_x(x: Tensor, *, k: int, dtype: torch.dtype) -> None:
+    """Raises RequestError unless x is [M, K] of the dtype that the kernel was bound for."""
+    if x.dim() != 2 or x.shape[1] != k or x.dtype != dtype:
+        raise RequestError(
+            "the input does not fit the weight",
+            seen=f"{x.dtype} {list(x.shape)}",
+            accepted=f"{dtype} [M, {k}]",
+        )
+
+
+def scaled_x(x: Tensor, pre_scale: Tensor | None) -> Tensor:
+    """x [M, K] contiguous, times pre_scale [K] in float32 and rounded to x's dtype where there is one."""
+    return x.contiguous() if pre_scale is None else (x.float() * pre_scale.float()).to(x.dtype)
+
+
+def output_for(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """A new tensor of that shape and dtype beside x, or `out`. Raises RequestError where that does not fit."""
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=x.device)
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != x.device or not out.is_contiguous():
+        raise RequestError(
+            "the output does not fit",
+            seen=f"{out.dtype} {list(out.shape)} on {out.device}, strides {out.stride()}",
+            accepted=f"{dtype} {list(shape)} on {x.device}, contiguous",
+        )
+    return out
+
+
+def may_depend(function: DeviceFunction) -> bool:
+    """Whether the function waits for its predecessor itself: compiled for compute capability 9.0 or newer.
+
+    Portable code does not, on whatever device it runs.
+    """
+    return macro_of(function.target) >= 900

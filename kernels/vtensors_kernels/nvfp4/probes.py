@@ -1,0 +1,195 @@
+"""Each NVFP4 kernel launched on a small random weight, as bound for a request, against the reference.
+
+Outputs start as NaN. An output rounds to 8 bits (bfloat16: at most 2^-8 off) or 11 (float16: 2^-11), and a
+SwiGLU rounds twice before that; a wrong scale, code or place is off by far more than the tolerances. What is promised
+bit for bit is compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError, VtensorsError
+from vtensors.records import KernelRequest
+from vtensors_formats import NVFP4Weight
+from vtensors_kernels.compiling.functions import fingerprint
+from vtensors_kernels.nvfp4 import embedding, packed_widening, repack, stored
+from vtensors_kernels.nvfp4.activations import scaled_x
+from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.reference.embedding import embedding as reference_embedding
+from vtensors_kernels.reference.linear import linear
+from vtensors_kernels.reference.nvfp4_packing import pack_reference
+from vtensors_kernels.reference.swiglu import swiglu
+
+# Relative to the norm of the outputs.
+TOLERANCES = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
+# Not a multiple of 16, nor of 8: a tail of rows in every part.
+ROWS = 43
+_WIDENING_TOKENS = 67
+# Shares no divisor with 126.
+_SCALE_STRIDE = 55
+# Of 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+_MEAN_SQUARE_OF_CODES = 8.5625
+
+
+def probe_linear_stored(request: KernelRequest) -> None:
+    """`stored.bind_linear`, every form that `request.tokens` may need; rows must be the same bits at any M."""
+    dtype, most = _dtype(request), _most_tokens(request)
+    weight = random_weight(request, ROWS)
+    call = stored.bind_linear(weight, dtype, max_tokens=most, warps=_warps(request))
+    x = random_x(request, most)
+    wanted = reference(x, weight)
+    alone = torch.cat([call(x[i : i + 1], out=_poisoned(1, ROWS, x)) for i in range(most)])
+    _compare(alone, wanted, dtype, "one token")
+    for tokens in sorted({min(most, size) for size in (2, 8, 9, 16, 17, 32, 33, 64)}):
+        together = call(x[:tokens], out=_poisoned(tokens, ROWS, x))
+        _same(together, alone[:tokens], f"{tokens} tokens differ from one")
+
+
+def probe_linear_argmax_stored(request: KernelRequest) -> None:
+    """`stored.bind_linear_argmax` against the largest of `stored.bind_linear`, which must be the same row."""
+    dtype, most, warps = _dtype(request), _most_tokens(request), _warps(request)
+    weight = random_weight(request, ROWS)
+    # The last rows repeat the first, so that there are equals.
+    weight.codes[ROWS // 2 + 1 :] = weight.codes[: ROWS // 2]
+    weight.block_scale[ROWS // 2 + 1 :] = weight.block_scale[: ROWS // 2]
+    x = random_x(request, most)
+    y = stored.bind_linear(weight, dtype, max_tokens=most, warps=warps)(x)
+    rows = torch.arange(ROWS, device=x.device).expand(most, ROWS)
+    wanted = torch.where(y == y.amax(-1, keepdim=True), rows, ROWS).amin(-1)
+    ours = stored.bind_linear_argmax(weight, dtype, max_tokens=most, warps=warps)(
+        x, out=torch.full((most,), -1, device=x.device)
+    )
+    _same(ours, wanted, "the largest is another row")
+
+
+def probe_packed(packed: PackedNVFP4, parts: list[NVFP4Weight]) -> None:
+    """A repacked matrix against the reference packing of the same parts, byte for byte."""
+    wanted = pack_reference([part.to("cpu") for part in parts], paired=packed.paired)
+    _same(packed.blocks.cpu(), wanted.blocks, "the repacked bytes differ")
+    _same(packed.row_scale.cpu(), wanted.row_scale, "the repacked scales differ")
+
+
+def probe_packed_widening(request: KernelRequest) -> None:
+    """The repack and `packed_widening` for the request's op: linear, linears, linear_swiglu or linear_add.
+
+    Parts of one global scale take another path than parts of several; both are tried.
+    """
+    paired = request.op == "linear_swiglu"
+    count = 2 if paired else max(1, len(request.parts))
+    for factor in (1.0, 0.75):
+        parts = [random_weight(request, ROWS, seed=i, scale_factor=factor**i) for i in range(count)]
+        packed = repack.pack(parts, paired=paired)
+        probe_packed(packed, parts)
+        _probe_widening(request, packed, parts)
+
+
+def _probe_widening(request: KernelRequest, packed: PackedNVFP4, parts: list[NVFP4Weight]) -> None:
+    dtype, x = _dtype(request), random_x(request, _WIDENING_TOKENS)
+    sums = [reference(x, part) for part in parts]
+    if packed.paired:
+        ours = packed_widening.bind_linear_swiglu(packed, dtype)(x, out=_poisoned(x.shape[0], ROWS, x))
+        _compare(ours, swiglu(sums[0], sums[1]), dtype, request.op, roundings=3)
+        return
+    wanted = torch.cat(sums, dim=-1)
+    out = _poisoned(x.shape[0], wanted.shape[1], x)
+    if request.op == "linear_add":
+        residual = torch.linspace(-2, 2, wanted.numel(), device=x.device).reshape(wanted.shape).to(dtype)
+        ours = packed_widening.bind_linear_add(packed, dtype)(x, residual, out=out)
+        wanted = wanted + residual.float()
+    else:
+        ours = packed_widening.bind_linear(packed, dtype)(x, out=out)
+    _compare(ours, wanted, dtype, request.op)
+
+
+def probe_embedding(request: KernelRequest) -> None:
+    """`embedding.bind_embedding` bit for bit against the reference, repeated and last rows included."""
+    dtype, weight = _dtype(request), random_weight(request, ROWS)
+    ids = torch.tensor([0, ROWS - 1, 3, 3, ROWS // 2], device=weight.device)
+    out = torch.full((ids.shape[0], weight.shape[1]), float("nan"), dtype=dtype, device=weight.device)
+    ours = embedding.bind_embedding(weight)(ids, dtype, out=out)
+    _same(ours, reference_embedding(ids, weight, dtype), "the rows differ")
+
+
+def fingerprint_of(request: KernelRequest, *sources: str) -> str:
+    """What a stored verdict depends on: each source's text, options and toolkit, for the request's dtype."""
+    capability = request.capability or (8, 0)
+    defines = {"VT_F16": int(request.dtype == "float16")}
+    return " ".join(fingerprint(source, defines, capability) for source in sources)
+
+
+def reference(x: Tensor, weight: NVFP4Weight) -> Tensor:
+    """float32 [M, N]: the reference linear on x after its pre-scale, which rounds to x's dtype, not rounded after."""
+    return linear(scaled_x(x, weight.pre_scale).float(), attrs.evolve(weight, pre_scale=None))
+
+
+def random_weight(
+    request: KernelRequest, rows: int, *, seed: int = 0, scale_factor: float = 1.0
+) -> NVFP4Weight:
+    """[rows, K] on the request's device: random codes, block scales of every size, the request's traits.
+
+    The global scale makes products with `random_x` about as large as scale_factor: normal numbers of either 16-bit
+    format at any K and group. It does not depend on the seed.
+    """
+    if request.shape is None:
+        raise RequestError("a probe needs the weight's shape", seen=repr(request))
+    k, group = request.shape[1], 32 if "group32" in request.traits else 16
+    source = torch.Generator().manual_seed(seed * 1_000_003 + k)
+    codes = torch.randint(0, 256, (rows, k // 2), generator=source, dtype=torch.uint8)
+    groups = k // group
+    # Bytes 1..126, all of them where there are as many groups; neighbours differ in size.
+    scales = (torch.arange(rows * groups) * _SCALE_STRIDE % 126 + 1).to(torch.uint8).reshape(rows, groups)
+    block_scale = scales.view(torch.float8_e4m3fn)
+    squares = group * _MEAN_SQUARE_OF_CODES * block_scale.float().square().sum()
+    scale = scale_factor * (rows / squares).sqrt()
+    if "row_scale" in request.traits:
+        scale = scale * torch.linspace(0.5, 1.5, rows).reshape(rows, 1)
+    weight = NVFP4Weight(codes=codes, block_scale=block_scale, global_scale=scale)
+    if "bias" in request.traits:
+        weight = attrs.evolve(weight, bias=torch.linspace(-0.1, 0.1, rows))
+    if "pre_scale" in request.traits:
+        weight = attrs.evolve(weight, pre_scale=torch.linspace(0.5, 1.5, k))
+    return weight.to(request.device)
+
+
+def random_x(request: KernelRequest, tokens: int) -> Tensor:
+    """[tokens, K] on the request's device, in its dtype, within -1..1."""
+    k = 0 if request.shape is None else request.shape[1]
+    angles = torch.linspace(-3, 3, tokens * k, dtype=torch.float64) * 1e4
+    return angles.cos().reshape(tokens, k).to(_dtype(request)).to(request.device)
+
+
+def _dtype(request: KernelRequest) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    return dtype
+
+
+def _most_tokens(request: KernelRequest) -> int:
+    return min(request.tokens[1] or stored.MAX_TOKENS, stored.MAX_TOKENS)
+
+
+def _warps(request: KernelRequest) -> int | None:
+    """What the real weight's shape gets, not what the small one's would."""
+    return None if request.shape is None else stored.warps_for(*request.shape)
+
+
+def _poisoned(tokens: int, columns: int, like: Tensor) -> Tensor:
+    return torch.full((tokens, columns), float("nan"), dtype=like.dtype, device=like.device)
+
+
+def _compare(ours: Tensor, wanted: Tensor, dtype: torch.dtype, what: str, *, roundings: int = 1) -> None:
+    error = float((ours.float() - wanted.float()).norm() / wanted.float().norm())
+    accepted = TOLERANCES[dtype] * roundings
+    # Written so that NaN fails.
+    if not error < accepted:
+        raise VtensorsError(
+            f"the self-test failed: {what}", seen=f"relative error {error:.1e}", accepted=f"{accepted}"
+        )
+
+
+def _same(ours: Tensor, wanted: Tensor, what: str) -> None:
+    if not torch.equal(ours, wanted):
+        different = int((ours != wanted).sum())
+        raise VtensorsError(f"the self-test failed: {what}", seen=f"{different} of {wanted.numel()} differ")

@@ -1,0 +1,166 @@
+"""y = x @ W.T for packed NVFP4 weights and up to 32 tokens: the weights are streamed once, on any CUDA device.
+
+A row of the result is the same bits at any number of tokens, place in the batch and neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError
+from vtensors_kernels.nvfp4.activations import output_for
+from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.nvfp4.stored import LargestPicker
+from vtensors_kernels.nvfp4.stream_form import MAX_TOKENS, StreamForm
+from vtensors_kernels.nvfp4.stream_launches import EPILOGUES, PROLOGUES, StreamLaunches
+
+
+class StreamLinear:
+    """call(x, residual=None, gain=None, eps=0.0, out=None) -> y: `linear` and `linears` (parts packed together),
+    `linear_add`, `linear_swiglu` (a paired matrix), each with an RMSNorm before it where `norm` is set.
+
+    packed: on a CUDA device. dtype: bfloat16 or float16. A pre-scale of the weight is applied, but not behind a norm:
+    that would be two roundings. rows, clusters: for self-tests, the forms of another N and a grid of so many.
+    Errors: RequestError for arguments that do not fit; CompileError, LaunchError.
+    """
+
+    def __init__(
+        self,
+        packed: PackedNVFP4,
+        dtype: torch.dtype,
+        epilogue: str = "linear",
+        prologue: str | None = None,
+        *,
+        rows: int | None = None,
+        clusters: int | None = None,
+    ) -> None:
+        if epilogue not in ("linear", "linear_add", "linear_swiglu") or prologue not in (None, "norm"):
+            raise RequestError("no such variant", seen=f"{epilogue}, {prologue}")
+        self._adds, self._norm = epilogue == "linear_add", prologue == "norm"
+        variant = EPILOGUES[epilogue], _prologue(packed, norm=self._norm)
+        self._stream = StreamLaunches(packed, dtype, variant, rows=rows, clusters=clusters)
+        n = packed.shape[0]
+        self.out_features = n // 2 if epilogue == "linear_swiglu" else n
+
+    @property
+    def forms(self) -> tuple[StreamForm, ...]:
+        """The form for 1, 2, ... tokens of a launch."""
+        return self._stream.forms
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        gain: Tensor | None = None,
+        eps: float = 0.0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """[M, N] of the dtype, [M, N / 2] for linear_swiglu; rounded once.
+
+        x: [M, K] of the dtype, M <= 32, any strides. residual: [M, N], with linear_add. gain: [K] float32, and eps,
+        with a norm. out: to write into, contiguous.
+        """
+        stream = self._stream
+        x = stream.checked(x)
+        m, columns = x.shape[0], self.out_features
+        if out is None:
+            out = x.new_empty(m, columns)
+        else:
+            output_for(x, (m, columns), stream.dtype, out)
+        if self._adds or residual is not None:
+            residual = self._residual(residual, out)
+        if self._norm or gain is not None:
+            gain = self._checked_gain(gain)
+        from_x, from_residual = x.data_ptr(), 0 if residual is None else residual.data_ptr()
+        from_gain, to = 0 if gain is None else gain.data_ptr(), out.data_ptr()
+        if 0 < m <= stream.most:
+            stream.run(m, from_x, to, from_residual, 0, from_gain, eps)
+            return out
+        _check_count(m)
+        for first, count in stream.chunks(m):
+            offset = 2 * first * columns
+            stream.run(
+                count,
+                from_x + 2 * first * x.shape[1],
+                to + offset,
+                from_residual + offset if from_residual else 0,
+                0,
+                from_gain,
+                eps,
+            )
+        return out
+
+    def _residual(self, residual: Tensor | None, out: Tensor) -> Tensor:
+        if residual is None or not self._adds:
+            raise RequestError("a residual goes with linear_add and with nothing else")
+        if residual.shape != out.shape or residual.dtype != out.dtype or residual.device != out.device:
+            raise RequestError(
+                "the residual does not fit",
+                seen=f"{residual.dtype} {list(residual.shape)} on {residual.device}",
+                accepted=f"{out.dtype} {list(out.shape)} on {out.device}",
+            )
+        return residual.contiguous()
+
+    def _checked_gain(self, gain: Tensor | None) -> Tensor:
+        k, device = self._stream.packed.shape[1], self._stream.device
+        if gain is None or not self._norm:
+            raise RequestError("a gain goes with a norm and with nothing else")
+        if gain.shape != (k,) or gain.dtype != torch.float32 or gain.device != device:
+            raise RequestError(
+                "the gain does not fit",
+                seen=f"{gain.dtype} {list(gain.shape)} on {gain.device}",
+                accepted=f"torch.float32 [{k}] on {device}",
+            )
+        return aligned(gain, 16)
+
+
+class StreamArgmax:
+    """call(x [M, K], out=None) -> [M] int64: the row of the largest y after rounding to the dtype, M <= 32.
+
+    The lowest row among equals, 0 and -0 counting as equal. Otherwise as `StreamLinear`.
+    """
+
+    def __init__(
+        self,
+        packed: PackedNVFP4,
+        dtype: torch.dtype,
+        *,
+        rows: int | None = None,
+        clusters: int | None = None,
+    ) -> None:
+        variant = EPILOGUES["linear_argmax"], _prologue(packed, norm=False)
+        self._stream = StreamLaunches(packed, dtype, variant, rows=rows, clusters=clusters)
+        self._pick = LargestPicker(packed.blocks.device, self._stream.most)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[M] int64."""
+        stream, x = self._stream, self._stream.checked(x)
+        m = x.shape[0]
+        ids = output_for(x, (m,), torch.int64, out)
+        _check_count(m)
+        for first, count in stream.chunks(m):
+            keys = torch.empty(count, stream.keys(count), dtype=torch.int64, device=x.device)
+            self.run(x[first : first + count], keys, ids[first : first + count])
+        return ids
+
+    def empty_keys(self, m: int) -> Tensor:
+        """Memory for the keys of m tokens of one launch, not initialised."""
+        return torch.empty(m, self._stream.keys(m), dtype=torch.int64, device=self._stream.device)
+
+    def run(self, x: Tensor, keys: Tensor, ids: Tensor) -> None:
+        """Fills keys (`empty_keys`) and ids [M] for as many tokens as one launch takes."""
+        self._stream.run(x.shape[0], x.data_ptr(), 0, 0, keys.data_ptr())
+        self._pick(keys, ids)
+
+
+def _prologue(packed: PackedNVFP4, *, norm: bool) -> int:
+    if norm and packed.pre_scale is not None:
+        raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
+    return PROLOGUES["norm" if norm else "plain" if packed.pre_scale is None else "pre_scale"]
+
+
+def _check_count(m: int) -> None:
+    if m > MAX_TOKENS:
+        raise RequestError("too many tokens for this kernel", seen=str(m), accepted=f"at most {MAX_TOKENS}")

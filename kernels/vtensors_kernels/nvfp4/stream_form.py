@@ -1,0 +1,217 @@
+"""Compile-time forms of `linear_nvfp4_stream` and which one serves a shape; needs neither torch nor a GPU.
+
+A row's bits are the same in every form, so the choice may depend on anything.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import lcm
+
+import attrs
+
+from vtensors.errors import RequestError
+from vtensors_kernels.compiling.architectures import SHARED_KIB
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+
+MAX_TOKENS = 32
+# `cuda/include/stream_layout.cuh`: segments of a row's sum, token rows of a tile, space between rows of x.
+_SEGMENTS, _TILE_TOKENS, _ROW_GAP = 8, 8, 32
+_STEP_BYTES = 256
+_MOST_STAGES, _FEWEST_STAGES = 8, 2
+# Shared memory that the driver takes of each resident block (CUDA C++ programming guide, technical specifications).
+_RESERVED = 1024
+# A device newer than the table runs portable code; every device so far has at least this much.
+_LEAST_SHARED_KIB = min(SHARED_KIB.values())
+_CLUSTERED = ("sm_90a",)
+# Clusters of more than two blocks leave SMs over at the edges of the chip; 120 of an H200's 132 are used.
+_USED_BY_CLUSTERS = 10 / 11
+
+
+@attrs.frozen
+class Rule:
+    """What of a form does not depend on the shape. Fields as in `StreamForm`, and:
+
+    most_blocks: of a stage. slot_rounds: multiples of the fewest slots. grids: resident blocks of an SM that the
+    grid counts on.
+    """
+
+    cluster: int
+    warps: int
+    reducers: int
+    blocks_per_sm: int
+    token_tiles: int
+    row_tiles: int = 1
+    most_blocks: int = 6
+    slot_rounds: int = 1
+    grids: int = 1
+
+
+# Fastest on an H200, in the order in which they are tried; the first that fits is taken.
+_MANY_ROWS = (Rule(1, 8, 1, 2, 1, slot_rounds=4),)
+_MOST_ROWS = (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2),)
+_FEW_ROWS = (Rule(2, 8, 2, 2, 1),)
+_ONE_TILE = (Rule(2, 12, 3, 1, 1), Rule(4, 12, 3, 1, 1), Rule(8, 8, 1, 1, 1), Rule(8, 4, 1, 1, 1))
+_TWO_TILES = (Rule(2, 12, 3, 1, 2), Rule(4, 12, 3, 1, 2), Rule(8, 8, 1, 1, 2), Rule(8, 4, 1, 1, 2))
+_FOUR_TILES = (Rule(4, 8, 2, 1, 4), Rule(8, 8, 1, 1, 4), Rule(8, 4, 1, 1, 4))
+# Without clusters a block holds all columns of x, whose tokens are then what bounds M.
+_ALONE = {
+    1: (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2), Rule(1, 8, 1, 1, 1, slot_rounds=2)),
+    2: (Rule(1, 8, 1, 1, 2, slot_rounds=2),),
+    4: (Rule(1, 8, 1, 1, 4, slot_rounds=2),),
+}
+# Row tiles per SM: from the first on two blocks of each SM pay, from the second on a row fits one block best.
+_MOST_ROWS_PER_SM, _MANY_ROWS_PER_SM = 12, 4
+
+
+@attrs.frozen(kw_only=True)
+class StreamForm:
+    """One compiled form, its dynamic shared memory and its grid.
+
+    cluster: blocks that split the columns. warps, reducers: of a block. blocks_per_sm: that registers must allow.
+    token_tiles: groups of 8 tokens. row_tiles: that a consumer multiplies with the same x.
+    stages: of each consumer's ring. stage_blocks: packed blocks of a stage. slots: row tiles of sums between
+    consumers and reducers. shared_bytes: dynamic, of a block. grid: blocks, a multiple of cluster.
+    """
+
+    cluster: int
+    warps: int
+    reducers: int
+    blocks_per_sm: int
+    token_tiles: int
+    row_tiles: int
+    stages: int
+    stage_blocks: int
+    slots: int
+    shared_bytes: int
+    grid: int
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The macros of `cuda/common/linear_nvfp4_stream.cu`, without format and variant."""
+        return defines_of(self)
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * (self.warps + self.reducers)
+
+    def fitted(self, n: int, clusters: int) -> StreamForm:
+        """The same form with that many clusters, but no more than an n-row matrix has row tiles."""
+        return attrs.evolve(self, grid=min(clusters, row_tiles(n)) * self.cluster)
+
+
+def defines_of(form: StreamForm | Rule) -> dict[str, int]:
+    """The macros that a form or a rule is compiled with."""
+    return {
+        "VT_CLUSTER": form.cluster,
+        "VT_WARPS": form.warps,
+        "VT_REDUCERS": form.reducers,
+        "VT_BLOCKS_PER_SM": form.blocks_per_sm,
+        "VT_TOKEN_TILES": form.token_tiles,
+        "VT_ROW_TILES": form.row_tiles,
+    }
+
+
+def choose_form(n: int, k: int, m: int, multiprocessors: int, target: str) -> StreamForm:
+    """The form for m tokens and an n x k matrix on a device of that target (`sm_90a`, `compute_80`, ...).
+
+    Errors: RequestError for no tokens or more than `serves` gives.
+    """
+    if 1 <= m <= MAX_TOKENS:
+        for rule in _rules(n, k, m, multiprocessors, target):
+            form = _form(rule, n, k, m, multiprocessors, target)
+            if form is not None:
+                return form
+    raise RequestError(
+        "the activations do not fit the kernel",
+        seen=f"{m} tokens of {k} columns on {target}",
+        accepted=f"1..{serves(k, target)} tokens",
+    )
+
+
+@lru_cache(maxsize=512)
+def serves(k: int, target: str) -> int:
+    """The most tokens of one launch for K columns, 0..32; 0: not even one fits beside the weights' rings."""
+    found = 0
+    for m in range(1, MAX_TOKENS + 1):
+        rules = _fallbacks(m, target)
+        if any(_form(rule, 16, k, m, 1, target) is not None for rule in rules):
+            found = m
+    return found
+
+
+def rules_of(target: str) -> tuple[Rule, ...]:
+    """Every rule that may be chosen on the target: what is compiled for it."""
+    if target not in _CLUSTERED:
+        return tuple(rule for rules in _ALONE.values() for rule in rules)
+    every = (*_MOST_ROWS, *_MANY_ROWS, *_FEW_ROWS, *_ONE_TILE, *_TWO_TILES, *_FOUR_TILES)
+    return tuple({tuple(defines_of(rule).values()): rule for rule in every}.values())
+
+
+def shared_limit(target: str, blocks_per_sm: int) -> int:
+    """Most dynamic shared memory in bytes of each of so many blocks of an SM."""
+    whole = (SHARED_KIB.get(target, _LEAST_SHARED_KIB) << 10) + _RESERVED
+    # A block alone may have the same as the table says; others share what an SM has, 1 KiB more than that.
+    return int(whole // blocks_per_sm // 128 * 128 - _RESERVED)
+
+
+def _rules(n: int, k: int, m: int, multiprocessors: int, target: str) -> tuple[Rule, ...]:
+    last = _fallbacks(m, target)
+    if target not in _CLUSTERED or m > 2:
+        return last
+    rows = row_tiles(n) / multiprocessors
+    if rows >= _MOST_ROWS_PER_SM:
+        return (*_MOST_ROWS, *last)
+    if rows >= _MANY_ROWS_PER_SM:
+        return (*_MANY_ROWS, *last)
+    # Long rows leave the two blocks of an SM too little for their rings.
+    return (*_FEW_ROWS, *last) if k <= 8192 else last
+
+
+def _fallbacks(m: int, target: str) -> tuple[Rule, ...]:
+    tiles = 1 if m <= _TILE_TOKENS else 2 if m <= 2 * _TILE_TOKENS else 4
+    if target not in _CLUSTERED:
+        return _ALONE[tiles]
+    return {1: _ONE_TILE, 2: _TWO_TILES, 4: _FOUR_TILES}[tiles]
+
+
+def _form(rule: Rule, n: int, k: int, m: int, multiprocessors: int, target: str) -> StreamForm | None:
+    """The rule with as many and as long stages as fit, by the formula of `Layout`; None where two do not fit."""
+    own, stride = _SEGMENTS // rule.cluster, rule.warps * rule.cluster // _SEGMENTS
+    slots = lcm(stride * rule.row_tiles, rule.cluster * rule.reducers) * rule.slot_rounds
+    steps = column_steps(k)
+    x_row = -(-steps * own // _SEGMENTS) * _STEP_BYTES + _ROW_GAP
+    message = -(-m // 2) * 128
+    received = rule.reducers * 2 * rule.cluster * message if rule.cluster > 1 else 0
+    # The scale of each token belongs to one variant; there is room for it in all.
+    fixed = m * x_row + slots * own * message + received + _TILE_TOKENS * rule.token_tiles * 4
+    fixed += 8 * (1 + 2 * slots + 2 * rule.reducers)
+    free = shared_limit(target, rule.blocks_per_sm) - fixed
+
+    def ring(blocks: int) -> int:
+        return rule.warps * (blocks * BLOCK_BYTES * rule.row_tiles + 8)
+
+    length = -(-steps // _SEGMENTS)
+    blocks = -(-length // -(-length // rule.most_blocks))
+    while blocks > 1 and free // ring(blocks) < _FEWEST_STAGES:
+        blocks = -(-blocks // 2)
+    stages = min(_MOST_STAGES, free // ring(blocks))
+    if stages < _FEWEST_STAGES:
+        return None
+    usable = multiprocessors * rule.grids // rule.cluster
+    if rule.cluster > 2:
+        usable = int(usable * _USED_BY_CLUSTERS)
+    return StreamForm(
+        cluster=rule.cluster,
+        warps=rule.warps,
+        reducers=rule.reducers,
+        blocks_per_sm=rule.blocks_per_sm,
+        token_tiles=rule.token_tiles,
+        row_tiles=rule.row_tiles,
+        stages=stages,
+        stage_blocks=blocks,
+        slots=slots,
+        shared_bytes=fixed + stages * ring(blocks),
+        grid=min(max(1, usable), row_tiles(n)) * rule.cluster,
+    )

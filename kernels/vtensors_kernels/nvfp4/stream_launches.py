@@ -1,0 +1,208 @@
+"""What `linear_nvfp4_stream` is compiled in, and its launches for one packed matrix by number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError
+from vtensors_kernels.compiling.architectures import COMPILED, target_of
+from vtensors_kernels.compiling.functions import Wanted, compile_many
+from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, float_bits, max_active_clusters
+from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
+from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.nvfp4.stream_form import (
+    Rule,
+    StreamForm,
+    choose_form,
+    defines_of,
+    rules_of,
+    serves,
+    shared_limit,
+)
+
+SOURCE, FUNCTION = "common/linear_nvfp4_stream.cu", "linear_nvfp4_stream"
+EPILOGUES = {"linear": 0, "linear_add": 1, "linear_swiglu": 2, "linear_argmax": 3}
+# What happens to x first: nothing, the weight's pre-scale, an RMSNorm.
+PROLOGUES = {"plain": 0, "pre_scale": 1, "norm": 2}
+_ARGUMENTS = 15
+
+
+def stream_defines(form: StreamForm | Rule, f16: int, epilogue: int = 0, prologue: int = 0) -> dict[str, int]:
+    """The macros of one compiled form and variant."""
+    return {**defines_of(form), "VT_F16": f16, "VT_EPILOGUE": epilogue, "VT_PROLOGUE": prologue}
+
+
+def _instantiations() -> Iterator[Instantiation]:
+    """Every form in both formats, plain and with the longest variant; every other variant in one form."""
+    forms: dict[tuple[tuple[Rule, ...], tuple[int, ...]], list[str]] = {}
+    for target in COMPILED:
+        rules = rules_of(target)
+        limits = tuple(shared_limit(target, rule.blocks_per_sm) for rule in rules)
+        forms.setdefault((rules, limits), []).append(target)
+    rest = [
+        v
+        for v in product(EPILOGUES.values(), PROLOGUES.values())
+        if v not in ((0, 0), (2, 2), (1, 2), (3, 2))
+    ]
+    for (rules, limits), targets in forms.items():
+        for f16, (rule, limit) in product((0, 1), zip(rules, limits, strict=True)):
+            variants = [(0, 0), (2, 2), *(rest if rule is rules[0] and targets == ["sm_90a"] else ())]
+            for epilogue, prologue in variants:
+                yield Instantiation(
+                    source=SOURCE,
+                    function=FUNCTION,
+                    defines=stream_defines(rule, f16, epilogue, prologue),
+                    targets=tuple(targets),
+                    hot=True,
+                    expects=("mma", "bulk_copy"),
+                    shared_bytes=limit,
+                )
+
+
+INSTANTIATIONS = tuple(_instantiations())
+
+
+class StreamLaunches:
+    """One packed matrix and its launches by number of tokens, made at first use; functions are compiled at once.
+
+    rows: the N whose forms are taken, the matrix's own where it is None. clusters: of every grid, for tests.
+    """
+
+    def __init__(
+        self,
+        packed: PackedNVFP4,
+        dtype: torch.dtype,
+        variant: tuple[int, int],
+        *,
+        rows: int | None = None,
+        clusters: int | None = None,
+    ) -> None:
+        n, k = packed.shape
+        device = packed.blocks.device
+        self.packed, self.dtype, self.device, self._clusters = packed, dtype, device, clusters
+        _require(packed, variant)
+        index = device.index or 0
+        target = target_of(torch.cuda.get_device_capability(device))
+        self.most = serves(k, target)
+        if not self.most:
+            raise RequestError("a row of x does not fit into shared memory", seen=f"K = {k} on {target}")
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        self.forms = tuple(choose_form(rows or n, k, m, count, target) for m in range(1, self.most + 1))
+        self._functions = _compiled(self.forms, dtype_defines(dtype)["VT_F16"], variant, target, index)
+        self._launches: list[Launch | None] = [None] * self.most
+        # Those of the weight; x, out, residual and keys come with each call.
+        self._blocks, self._row_scale = packed.blocks.data_ptr(), packed.row_scale.data_ptr()
+        self._bias = 0 if packed.bias is None else packed.bias.data_ptr()
+        self._pre_scale = None if packed.pre_scale is None else aligned(packed.pre_scale.float(), 16)
+        self._gain = 0 if self._pre_scale is None else self._pre_scale.data_ptr()
+        # The kernel reads weights before it waits for its predecessor, so they must be there for good.
+        torch.cuda.current_stream(device).synchronize()
+
+    def checked(self, x: Tensor) -> Tensor:
+        """x as the kernel reads it, copied only where it is strided or not at a multiple of 16 bytes.
+
+        Raises RequestError unless it is [M, K] of the dtype on the device.
+        """
+        k = self.packed.shape[1]
+        if x.dim() != 2 or x.shape[1] != k or x.dtype != self.dtype or x.device != self.device:
+            raise RequestError(
+                "the input does not fit the weight",
+                seen=f"{x.dtype} {list(x.shape)} on {x.device}",
+                accepted=f"{self.dtype} [M, {k}] on {self.device}",
+            )
+        return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else aligned(x, 16)
+
+    def chunks(self, m: int) -> Iterator[tuple[int, int]]:
+        """(first token, tokens) of each launch for m tokens: one wherever the device has room for them."""
+        return ((first, min(self.most, m - first)) for first in range(0, m, self.most))
+
+    def launch_for(self, m: int) -> Launch:
+        """The launch for m tokens."""
+        launch = self._launches[m - 1]
+        if launch is None:
+            launch = self._launches[m - 1] = self._made(self.forms[m - 1])
+        return launch
+
+    def keys(self, m: int) -> int:
+        """Keys per token that the argmax variant writes for m tokens."""
+        return self.launch_for(m).grid[0] * self.forms[m - 1].reducers
+
+    def run(
+        self, m: int, x: int, out: int, residual: int, keys: int, gain: int = 0, eps: float = 0.0
+    ) -> None:
+        """One launch for m tokens on torch's current stream; x, out, residual, keys, gain are addresses or 0."""
+        (n, k), form = self.packed.shape, self.forms[m - 1]
+        self.launch_for(m).call(
+            torch.cuda.current_stream(self.device).cuda_stream,
+            self._blocks,
+            x,
+            out,
+            self._row_scale,
+            self._bias,
+            residual,
+            gain or self._gain,
+            keys,
+            float_bits(eps) if eps else 0,
+            m,
+            n,
+            k,
+            form.stages,
+            form.stage_blocks,
+            form.slots,
+        )
+
+    def _made(self, form: StreamForm) -> Launch:
+        function = self._functions[tuple(form.defines.values())]
+        clusters = form.grid // form.cluster
+        if self._clusters is not None:
+            clusters = self._clusters
+        elif form.cluster > 2:
+            with torch.cuda.device(self.device):
+                clusters = max_active_clusters(function, form.cluster, form.threads, form.shared_bytes)
+        return Launch(
+            function=function,
+            grid=(form.fitted(self.packed.shape[0], clusters).grid, 1, 1),
+            block=(form.threads, 1, 1),
+            arguments=_ARGUMENTS,
+            shared_bytes=form.shared_bytes,
+            dependent=may_depend(function),
+        )
+
+
+def _require(packed: PackedNVFP4, variant: tuple[int, int]) -> None:
+    paired = variant[0] == EPILOGUES["linear_swiglu"]
+    if packed.paired != paired:
+        raise RequestError(
+            "the matrix is packed for another op",
+            seen="paired rows" if packed.paired else "stacked rows",
+            accepted="paired rows for linear_swiglu, stacked rows for all else",
+        )
+    if packed.blocks.device.type != "cuda" or packed.shape[1] % 16:
+        raise RequestError(
+            "this kernel cannot serve the weight",
+            seen=f"{packed.shape} on {packed.blocks.device}",
+            accepted="K a multiple of 16, on a CUDA device",
+        )
+
+
+def _compiled(
+    forms: tuple[StreamForm, ...], f16: int, variant: tuple[int, int], target: str, index: int
+) -> dict[tuple[int, ...], DeviceFunction]:
+    """Form's macros -> function, compiled in threads; each may be launched with all the shared memory there is."""
+    kinds = {tuple(form.defines.values()): form for form in forms}
+    wanted = [
+        Wanted(
+            source=SOURCE,
+            name=FUNCTION,
+            defines=tuple(stream_defines(form, f16, *variant).items()),
+            shared_bytes=shared_limit(target, form.blocks_per_sm),
+        )
+        for form in kinds.values()
+    ]
+    return dict(zip(kinds, compile_many(wanted, index), strict=True))

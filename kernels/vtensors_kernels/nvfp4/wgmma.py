@@ -1,0 +1,277 @@
+"""y = x @ W.T for packed NVFP4 weights and up to 64 tokens on sm_90a: x permuted, then warpgroup products."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError, VtensorsError
+from vtensors_formats import NVFP4Weight
+from vtensors_kernels.compiling.functions import compiled_function
+from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
+from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm, choose_form, width_of
+
+LINEAR, PERMUTE = "sm90/linear_nvfp4_wgmma.cu", "sm90/permute_activations.cu"
+EPILOGUES = {"linear": 0, "linears": 0, "linear_add": 1, "linear_swiglu": 2}
+MAX_TOKENS = WIDTHS[-1]
+HALVES = (torch.bfloat16, torch.float16)
+# The output rounds to 8 (bfloat16) or 11 bits; a wrong scale, place or order is off by far more.
+TOLERANCE = 4e-3
+# As many small blocks as fit beside those of a linear that is still at work.
+_PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
+_FORMS = tuple(
+    WgmmaForm(tokens=width, warpgroups=groups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots)
+    for width in WIDTHS
+    if width > 32
+    for groups, (chunk, slots) in RINGS.items()
+    for cluster in CLUSTERS
+)
+INSTANTIATIONS = tuple(
+    Instantiation(
+        source=LINEAR,
+        function="linear_nvfp4_wgmma",
+        defines={**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue},
+        targets=("sm_90a",),
+        hot=True,
+        expects=("wgmma", "bulk_copy"),
+        shared_bytes=form.shared_bytes,
+    )
+    for form in _FORMS
+    for as_float16 in (0, 1)
+    for epilogue in (0, 1, 2)
+) + tuple(
+    Instantiation(
+        source=PERMUTE,
+        function="permute_activations",
+        defines={"VT_TOKENS": width, "VT_F16": as_float16},
+        targets=("sm_90a",),
+        hot=True,
+    )
+    for width in WIDTHS
+    if width > 32
+    for as_float16 in (0, 1)
+)
+
+
+@attrs.define(kw_only=True)
+class WgmmaWorkspace:
+    """Memory that the launches of one stream share: staged x, partial sums, counters (zeros between launches).
+
+    It grows when a launcher is made. What it grew out of is kept, because captured graphs may still use it.
+    """
+
+    device: torch.device
+    staged: Tensor = attrs.field(init=False)
+    partials: Tensor = attrs.field(init=False)
+    counters: Tensor = attrs.field(init=False)
+    _outgrown: list[Tensor] = attrs.field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        empty = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self.staged, self.partials, self.counters = empty, empty, empty.view(torch.int32)
+
+    def reserve(self, *, staged: int, partials: int, counters: int) -> None:
+        """At least so many bytes of staged x and of partial sums, and so many counters."""
+        if self.staged.numel() < staged:
+            self._outgrown.append(self.staged)
+            self.staged = torch.empty(staged, dtype=torch.uint8, device=self.device)
+        if self.partials.numel() < partials:
+            self._outgrown.append(self.partials)
+            self.partials = torch.empty(partials, dtype=torch.uint8, device=self.device)
+        if self.counters.numel() < counters:
+            self._outgrown.append(self.counters)
+            self.counters = torch.zeros(counters, dtype=torch.int32, device=self.device)
+
+    def poison(self) -> None:
+        """Fill what the kernels must not rely on with 0xFF."""
+        self.staged.fill_(255)
+        self.partials.fill_(255)
+
+
+@attrs.frozen(kw_only=True)
+class _Width:
+    """The two launches for products of one width."""
+
+    form: WgmmaForm
+    permute: Launch
+    multiply: Launch
+
+
+class WgmmaLinear:
+    """call(x, residual=None) -> y for one packed matrix; the ops `linear`, `linears`, `linear_add`, `linear_swiglu`.
+
+    packed: on a CUDA device; `paired` for linear_swiglu and only there. dtype: bfloat16 or float16.
+    tokens: fewest and most rows M of x that calls will bring. workspace: shared by launchers whose calls follow
+    each other on one stream; own memory without it. forms: for measurements, one per width instead of the
+    chosen ones.
+    Errors: RequestError for arguments that do not fit, CompileError, LaunchError.
+    """
+
+    def __init__(
+        self,
+        packed: PackedNVFP4,
+        dtype: torch.dtype,
+        epilogue: str = "linear",
+        *,
+        tokens: tuple[int, int] = (1, MAX_TOKENS),
+        workspace: WgmmaWorkspace | None = None,
+        forms: tuple[WgmmaForm, ...] = (),
+    ) -> None:
+        _require(packed, dtype, epilogue)
+        self.packed, self.dtype, self._adds = packed, dtype, epilogue == "linear_add"
+        (n, k), device = packed.shape, packed.blocks.device
+        self.out_features = n // 2 if epilogue == "linear_swiglu" else n
+        self.workspace = workspace or WgmmaWorkspace(device=device)
+        least, most = width_of(tokens[0]), width_of(tokens[1])
+        if not forms:
+            count = torch.cuda.get_device_properties(device).multi_processor_count
+            forms = tuple(choose_form(n, k, width, count) for width in WIDTHS if least <= width <= most)
+        made = {form.tokens: self._width(form, EPILOGUES[epilogue]) for form in forms}
+        self._by_tokens = [
+            next((made[w] for w in sorted(made) if w >= m), None) for m in range(MAX_TOKENS + 1)
+        ]
+        self.workspace.reserve(
+            staged=max(column_steps(k) * form.tokens * 256 for form in forms),
+            partials=max(form.partial_bytes for form in forms),
+            counters=row_tiles(n),
+        )
+        bias, pre_scale = packed.bias, packed.pre_scale
+        self._bias = 0 if bias is None else bias.data_ptr()
+        self._pre_scale = 0 if pre_scale is None else pre_scale.data_ptr()
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x: [M, K] of the dtype; residual: [M, N] for linear_add. [M, N], or [M, N / 2] for linear_swiglu."""
+        return self.run(x, x.new_empty(x.shape[0], self.out_features), residual)
+
+    def run(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The same into `out`, contiguous; on torch's current stream."""
+        m = x.shape[0]
+        width = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
+        n, k = self.packed.shape
+        if width is None or x.dim() != 2 or x.shape[1] != k or x.dtype != self.dtype:
+            raise RequestError(
+                "x does not fit", seen=f"{x.dtype} {tuple(x.shape)}", accepted=self._accepted()
+            )
+        if self._adds != (residual is not None):
+            raise RequestError("a residual goes with linear_add and with nothing else")
+        if residual is not None:
+            residual = residual.contiguous()
+            if residual.shape != out.shape or residual.dtype != self.dtype or residual.data_ptr() % 4:
+                raise RequestError(
+                    "residual does not fit", seen=str(tuple(residual.shape)), accepted=f"{m, n}"
+                )
+        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+            x = x.contiguous() if not x.is_contiguous() else x.clone()
+        steps, work, packed = column_steps(k), self.workspace, self.packed
+        stream, staged = torch.cuda.current_stream(x.device).cuda_stream, work.staged.data_ptr()
+        width.permute.call(stream, x.data_ptr(), self._pre_scale, staged, x.stride(0), m, k, steps)
+        width.multiply.call(
+            stream,
+            packed.blocks.data_ptr(),
+            staged,
+            packed.row_scale.data_ptr(),
+            self._bias,
+            0 if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            work.partials.data_ptr(),
+            work.counters.data_ptr(),
+            n,
+            steps,
+            m,
+        )
+        return out
+
+    def _accepted(self) -> str:
+        served = [m for m, width in enumerate(self._by_tokens) if m and width]
+        return f"[{served[0]}..{served[-1]}, {self.packed.shape[1]}] {self.dtype}"
+
+    def _width(self, form: WgmmaForm, epilogue: int) -> _Width:
+        (n, k), index = self.packed.shape, self.packed.blocks.device.index or 0
+        form = form.fitted(n, k)
+        as_float16 = int(self.dtype == torch.float16)
+        permute = compiled_function(
+            PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, "VT_F16": as_float16}
+        )
+        defines = {**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue}
+        shared = form.shared_bytes
+        multiply = compiled_function(LINEAR, "linear_nvfp4_wgmma", index, defines, shared)
+        threads = 8 * form.tokens * column_steps(k)
+        return _Width(
+            form=form,
+            permute=Launch(
+                function=permute,
+                grid=(min(-(-threads // _PERMUTE_THREADS), _PERMUTE_BLOCKS), 1, 1),
+                block=(_PERMUTE_THREADS, 1, 1),
+                arguments=7,
+                dependent=True,
+            ),
+            multiply=Launch(
+                function=multiply,
+                grid=(form.blocks, 1, 1),
+                block=(form.threads, 1, 1),
+                arguments=11,
+                shared_bytes=shared,
+                dependent=True,
+            ),
+        )
+
+
+def probe_wgmma(
+    shape: tuple[int, int], dtype: torch.dtype, epilogue: str, device: torch.device, tokens: tuple[int, int]
+) -> None:
+    """Launch what (N, K) would be given, on fewer rows, with poisoned memory; raises where it is wrong."""
+    from vtensors_kernels.nvfp4.repack import pack
+    from vtensors_kernels.reference.nvfp4_packing import unpack_reference
+
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    forms = [choose_form(*shape, w, count) for w in WIDTHS if width_of(tokens[0]) <= w <= width_of(tokens[1])]
+    for form in forms:
+        paired, m = epilogue == "linear_swiglu", min(form.tokens, tokens[1])
+        rows = min(shape[0], form.warps * form.cluster * 16 + 40)
+        parts = [random_weight(rows // 2 if paired else rows, shape[1], device, seed) for seed in (1, 2)]
+        packed = pack(parts if paired else parts[:1], paired=paired)
+        linear = WgmmaLinear(packed, dtype, epilogue, tokens=(m, m), forms=(form,))
+        linear.workspace.poison()
+        x = torch.linspace(-3, 3, m * shape[1], device=device).cos().reshape(m, -1).to(dtype)
+        out = torch.full((m, linear.out_features), float("nan"), dtype=dtype, device=device)
+        residual = torch.ones_like(out) if epilogue == "linear_add" else None
+        ours = [linear.run(x, out, residual).float() for _ in range(2)]
+        wanted = x.float() @ unpack_reference(packed).T
+        if paired:
+            gate, up = wanted.chunk(2, dim=-1)
+            wanted = torch.nn.functional.silu(gate) * up
+        if residual is not None:
+            wanted += residual.float()
+        error = float((ours[1] - wanted).norm() / wanted.norm())
+        if not error < TOLERANCE or not torch.equal(*ours):
+            raise VtensorsError(
+                "the self-test failed", seen=f"relative error {error:.1e}", accepted=f"{TOLERANCE}"
+            )
+
+
+def random_weight(n: int, k: int, device: torch.device, seed: int) -> NVFP4Weight:
+    """Random codes with every positive block scale, sized so that sums over K are about 1."""
+    source = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (n, k // 2), generator=source, dtype=torch.uint8)
+    scales = torch.randint(1, 127, (n, k // 16), generator=source, dtype=torch.uint8)
+    size = torch.tensor(1.0 / (250.0 * k**0.5))
+    weight = NVFP4Weight(codes=codes, block_scale=scales.view(torch.float8_e4m3fn), global_scale=size)
+    return weight.to(device)
+
+
+def _require(packed: PackedNVFP4, dtype: torch.dtype, epilogue: str) -> None:
+    if dtype not in HALVES or epilogue not in EPILOGUES:
+        raise RequestError(
+            "no such form", seen=f"{epilogue}, {dtype}", accepted=f"{', '.join(EPILOGUES)}; 16 bits"
+        )
+    if packed.paired != (epilogue == "linear_swiglu"):
+        raise RequestError("paired rows go with linear_swiglu", seen=f"{epilogue}, paired {packed.paired}")
+    if packed.blocks.data_ptr() % 16 or not packed.blocks.is_contiguous():
+        raise RequestError("blocks must be contiguous and aligned to 16 bytes")
+    if packed.shape[1] % 16 or packed.blocks.shape[0] * packed.blocks.shape[1] >= 1 << 24:
+        raise RequestError(
+            "the kernel is not made for this shape", seen=str(packed.shape), accepted="K % 16 = 0"
+        )

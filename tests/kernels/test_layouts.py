@@ -9,7 +9,7 @@ from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.nvfp4 import quantize_nvfp4
 from vtensors_kernels.layouts import prepared_bytes
-from vtensors_kernels.nvfp4.packed import LAYOUT
+from vtensors_kernels.nvfp4.packed import LAYOUT, PAIRED_LAYOUT
 from vtensors_kernels.reference.nvfp4_packing import pack_reference
 
 
@@ -27,6 +27,12 @@ def _weight(n: int, k: int) -> NVFP4Weight:
 def test_the_packed_layout_tells_its_size_from_its_shape(n: int, k: int) -> None:
     packed = pack_reference([_weight(n, k)])
     assert prepared_bytes(LAYOUT, _request(n, k), stored=0) == packed.nbytes
+
+
+@pytest.mark.parametrize(("f", "k"), [(8, 128), (20, 48), (1, 16), (33, 400)])
+def test_paired_rows_take_what_their_shape_tells(f: int, k: int) -> None:
+    packed = pack_reference([_weight(f, k), _weight(f, k)], paired=True)
+    assert prepared_bytes(PAIRED_LAYOUT, _request(2 * f, k), stored=0) == packed.nbytes
 
 
 def test_bias_and_pre_scale_count() -> None:

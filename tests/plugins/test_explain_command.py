@@ -256,8 +256,8 @@ def test_a_third_partys_plain_linear_serves_layers_that_ask_for_fused_ops() -> N
 
 
 def test_a_kernel_for_some_rows_shares_the_weight_with_the_one_for_the_others() -> None:
-    found = _explained(NVFP4, "sm_90a", _spec(tokens=(1, 8)))
-    row = next(row for row in found.rows if row.request.scheme == "nvfp4")
+    found = _explained(MOE, "sm_90a", _spec(tokens=(1, 8)))
+    row = next(row for row in found.rows if (row.request.scheme, row.request.op) == ("nvfp4", "linear"))
     assert (row.segments[0].tokens, row.segments[0].kernel) == ((1, 8), "linear_mine")
     assert row.segments[-1].tokens[1] is None
     assert "M = 1..8" in "\n".join(text_lines(found, 200))

@@ -74,7 +74,7 @@ def test_the_metadata_names_licence_python_and_extras(metadata: email.message.Me
     assert metadata["License-File"] == "LICENSE"
     assert metadata["Requires-Python"] == ">=3.11"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert sorted(metadata.get_all("Provides-Extra", [])) == ["cuda12", "cuda13", "dev"]
+    assert sorted(metadata.get_all("Provides-Extra", [])) == ["cuda12", "cuda13", "dev", "disassembly"]
 
 
 def test_the_metadata_caps_nothing_that_an_application_may_choose(metadata: email.message.Message) -> None:

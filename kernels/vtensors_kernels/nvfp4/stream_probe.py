@@ -76,7 +76,7 @@ class _Subject:
         tiles = _CLUSTERS * (_ROUNDS * max(form.slots for form in forms) + 1)
         count = 2 if paired else max(1, len(request.parts))
         # Tails in rows and tiles that are stored as the real ones would be: four rows at a time, or one by one.
-        each = tiles * TILE_ROWS // count // 4 * 4 - 4
+        each = max(8, tiles * TILE_ROWS // count // 4 * 4 - 4)
         each -= 1 if (n // 2 if paired else n) % 4 else 0
         parts = [random_weight(request, each, seed=i, scale_factor=0.75**i) for i in range(count)]
         if request.op == "linear_argmax":

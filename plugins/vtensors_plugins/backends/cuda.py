@@ -1,4 +1,4 @@
-"""The CUDA backend: exact widening to 16 bits before cuBLAS, for NVFP4 and FP8 weights at any M.
+"""The CUDA backend: NVFP4 linears of several kinds (`cuda_nvfp4`), and exact widening of FP8 before cuBLAS.
 
 Each kernel is launched on a small weight of the same K and held against the reference before it is used. One
 that fails to compile, to launch or to agree loses to the next, with its reason.
@@ -11,76 +11,60 @@ from typing import TYPE_CHECKING
 
 from vtensors.hookspecs import hookimpl
 from vtensors.records import KernelRequest, KernelSpec, PluginInfo
+from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, nvfp4_kernels
+from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vtensors_formats.weight import Weight
+    from vtensors_formats import FP8Weight
 
 # Behind kernels that read the weight as stored, before the reference.
 _COST = 1e6
-_HALVES = ("bfloat16", "float16")
 
 
-def _refuse(request: KernelRequest) -> str | None:
-    if request.activations != "16bit":
-        return f"computes with 16-bit activations, not {request.activations}"
-    if request.dtype not in _HALVES:
-        return f"computes in {' or '.join(_HALVES)}, not {request.dtype}"
-    return None
-
-
-def _refuse_without_compiler(request: KernelRequest) -> str | None:
-    from vtensors_kernels.compiling.nvrtc import find_toolkit
-
-    toolkit = find_toolkit()
-    return toolkit if isinstance(toolkit, str) else _refuse(request)
-
-
-def _bind_nvfp4(weight: Weight, request: KernelRequest) -> Callable[[Tensor], Tensor]:
-    from vtensors_kernels.widening import bind_nvfp4
-    from vtensors_kernels.widening_probe import probe_nvfp4
-
-    probe_nvfp4(weight.shape[1], request.dtype, request.device)
-    return bind_nvfp4(weight)  # type: ignore[arg-type]
-
-
-def _bind_fp8(weight: Weight, request: KernelRequest) -> Callable[[Tensor], Tensor]:
+def _bind_fp8(weight: FP8Weight, _request: KernelRequest) -> Callable[[Tensor], Tensor]:
     from vtensors_kernels.widening import bind_fp8
+
+    return bind_fp8(weight)
+
+
+def _probe_fp8(request: KernelRequest) -> None:
+    from vtensors.errors import RequestError
     from vtensors_kernels.widening_probe import probe_fp8
 
-    probe_fp8(weight.shape[1], weight.scheme, request.dtype, request.device)
-    return bind_fp8(weight)  # type: ignore[arg-type]
+    if request.shape is None:
+        raise RequestError("a self-test needs the weight's shape", seen=repr(request))
+    probe_fp8(request.shape[1], request.scheme, request.dtype, request.device)
+
+
+def _fingerprint_fp8(request: KernelRequest) -> str:
+    from vtensors_kernels.compiling.functions import fingerprint
+
+    return fingerprint_line(request, fingerprint("common/widen_fp8.cu", {}, request.capability or (8, 0)))
 
 
 @hookimpl
 def vtensors_plugin() -> PluginInfo:
     """Who this plugin is."""
-    return PluginInfo(name="cuda", summary="Exact widening of NVFP4 and FP8 weights before cuBLAS.")
+    return PluginInfo(name="cuda", summary="NVFP4 kernels, and exact widening of FP8 weights before cuBLAS.")
 
 
 @hookimpl
 def vtensors_kernels() -> list[KernelSpec]:
-    """`linear_nvfp4_widening` and `linear_fp8_widening`."""
+    """The NVFP4 kernels and `linear_fp8_widening`."""
     return [
-        KernelSpec(
-            name="linear_nvfp4_widening",
-            op="linear",
-            schemes=("nvfp4",),
-            targets=("cuda",),
-            numerics="16-bit outputs, float32 sums",
-            refuse=_refuse_without_compiler,
-            bind=_bind_nvfp4,
-            cost=_COST,
-        ),
+        *nvfp4_kernels(),
         KernelSpec(
             name="linear_fp8_widening",
             op="linear",
             schemes=("fp8-tensor", "fp8-row"),
             targets=("cuda",),
-            numerics="16-bit outputs, float32 sums",
-            refuse=_refuse_without_compiler,
+            numerics=NUMERICS,
+            refuse=refusal,
             bind=_bind_fp8,
             cost=_COST,
+            probe=_probe_fp8,
+            fingerprint=_fingerprint_fp8,
         ),
     ]

@@ -111,7 +111,7 @@ def test_a_device_that_is_not_there_is_planned_for() -> None:
         seen.append(request)
         return None
 
-    hopper = _fused_kernel("linear", targets=("sm_90a",), refuse=refuse, schemes=("nvfp4",))
+    hopper = _fused_kernel("linear", targets=("sm_90a",), refuse=refuse, schemes=("nvfp4",), cost=0.0)
     checkpoint = vtensors.open_checkpoint(DATA / "llama-llmcompressor-nvfp4a16", plugins=_plugins(hopper))
     kernels = {
         (device, capability): {
@@ -139,7 +139,13 @@ def test_the_outline_follows_the_switches(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("VT_KERNELS", "*:!linear_add_*")
     plugins = _plugins(_fused_kernel("linear_add"))
     groups = outline(vtensors.open_checkpoint(DATA / QUANTIZED_HEAD, plugins=plugins))
-    reasons = [reason for group in groups if group.asked == "linear_add" for _, reason in group.not_fused]
+    reasons = [
+        reason
+        for group in groups
+        if group.asked == "linear_add"
+        for kernel, reason in group.not_fused
+        if kernel == "linear_add_mine"
+    ]
     assert reasons
     assert all("VT_KERNELS forbids it" in reason for reason in reasons)
 

@@ -32,10 +32,11 @@
 constexpr int kTokens = VT_TOKENS, kSums = kTokens / 2, kTokenTiles = kTokens / 8;
 constexpr int kWarps = 4 * VT_WARPGROUPS, kThreads = 32 * (kWarps + 4);
 // Registers of a thread at launch, kept low by a bound of more threads than there may be, so that blocks of the next
-// kernel find room; and after the producer's have moved to the consumers, where those need more.
-constexpr bool kMovesRegisters = VT_WARPGROUPS == 5;
-constexpr int kBound = kMovesRegisters ? 768 : 640, kProducerRegisters = 24, kConsumerRegisters = 88;
-static_assert(!kMovesRegisters || 5 * kConsumerRegisters + kProducerRegisters <= 6 * 80, "what a block has at launch");
+// kernel find room; and after the fetching warps' have moved to the consumers.
+constexpr int kBound = VT_WARPGROUPS == 5 ? 768 : 640, kRegisters = VT_WARPGROUPS == 5 ? 80 : 96;
+constexpr int kFetcherRegisters = 24;
+constexpr int kConsumerRegisters =
+    (kRegisters * (VT_WARPGROUPS + 1) - kFetcherRegisters) / VT_WARPGROUPS / 8 * 8;
 constexpr int kCluster = VT_CLUSTER, kStages = VT_STAGES, kChunk = VT_CHUNK, kSlots = VT_SLOTS, kDepth = 2;
 constexpr int kFetchers = 2;     // warps that fetch weights
 constexpr int kStageBytes = kTokens * kStepColumns * 2;

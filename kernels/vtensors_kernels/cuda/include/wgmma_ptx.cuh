@@ -34,6 +34,13 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
   return before;
 }
 
+// What count_arrival has counted so far; what those wrote before is visible to whoever reads the sum.
+__device__ __forceinline__ unsigned read_arrivals(const unsigned* counter) {
+  unsigned now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  return now;
+}
+
 // ---- 16-bit pairs
 
 // A warp's 8 x 8 matrix of 16-bit values, transposed: lane 4 r + c holds columns 2 c, 2 c + 1 of row r.

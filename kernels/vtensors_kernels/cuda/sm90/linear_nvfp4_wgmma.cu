@@ -129,6 +129,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kSums], unsigned (&o
 
 // This warp's sums of its part of a tile to memory; true, and the whole sums, for the tile's last warp. A block
 // has two places: 0 for a group that an earlier cluster began, 1 for one that it begins itself.
+// A warp that finds all others arrived does not announce its own part: that is the end of most ranges.
 __device__ __forceinline__ bool add_parts(float (&sums)[kSums], float4* partials, unsigned* counter, const Work& work,
                                           const Piece& piece, int warp, int lane) {
   const unsigned first = work.owner(piece.group * work.steps);
@@ -136,21 +137,34 @@ __device__ __forceinline__ bool add_parts(float (&sums)[kSums], float4* partials
   constexpr unsigned kPitch = kTokenTiles * 32, kOfBlock = 2 * kWarps * kPitch;
   float4* of_first = partials + (first * kCluster + block_rank()) * kOfBlock + warp * kPitch + lane;
   const auto part_of = [&](unsigned i) { return of_first + i * kCluster * kOfBlock + (i ? 0 : kWarps * kPitch); };
-  float4* mine = part_of(work.cluster - first);
-#pragma unroll
-  for (int i = 0; i < kTokenTiles; ++i)
-    mine[i * 32] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-  __threadfence();
-  __syncwarp();
+  const unsigned own = work.cluster - first;
   unsigned before = 0;
-  if (lane == 0) before = count_arrival(counter);
-  if (__shfl_sync(0xffffffffu, before, 0) + 1 != count) return false;
-  __threadfence();
-  if (lane == 0) *counter = 0;
+  if (lane == 0) before = read_arrivals(counter);
+  before = __shfl_sync(0xffffffffu, before, 0);
+  const bool late = before + 1 == count;
+  if (!late || count > 2) {
+    float4* mine = part_of(own);
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+    for (int i = 0; i < kTokenTiles; ++i)
+      mine[i * 32] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  }
+  __syncwarp();  // orders the warp's stores before lane 0's arrival, and its arrival before the warp's loads
+  if (!late) {
+    if (lane == 0) before = count_arrival(counter);
+    if (__shfl_sync(0xffffffffu, before, 0) + 1 != count) return false;
+    __syncwarp();
+  }
+  if (lane == 0) *counter = 0;
+  unsigned other = 0, end = count;
+  if (count == 2) {  // the order of two does not matter
+    other = own ^ 1;
+    end = other + 1;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+  }
 #pragma unroll 1
-  for (unsigned other = 0; other < count; ++other) {
+  for (; other < end; ++other) {
     const float4* from = part_of(other);
     float4 part[kTokenTiles];
 #pragma unroll

@@ -110,7 +110,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
   if (kCluster > 1) cluster_arrive(), cluster_wait();
 
   if (warp >= kWarps) {
-    if constexpr (kMovesRegisters) give_registers_back<kProducerRegisters>();
+    give_registers_back<kFetcherRegisters>();
     const int consumer = lane * kFetchers + warp - kWarps - 1;
     if (warp == kWarps && leader) {
       wait_for_predecessors();
@@ -119,7 +119,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
       fetch_rest(blocks, work, base, consumer);
     }
   } else {
-    if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
+    take_registers<kConsumerRegisters>();
     wait_for_predecessors();
     const unsigned scale_step = scale_multiplier();
     float sums[kSums], second[kSums];

@@ -30,7 +30,7 @@ Launched = list[dict[str, Any]]
 def _parameters() -> list[str]:
     """The names of the kernel's parameters, in order."""
     text = load_source(stream_launches.SOURCE).text
-    head = text[text.index("linear_nvfp4_stream(") :].partition("{")[0]
+    head = text[text.index("VT_FUNCTION(") :].partition("{")[0]
     return re.findall(r"(\w+)[,)]", re.sub(r"//.*", "", head))
 
 

@@ -60,7 +60,8 @@ class StreamLinear:
         """[M, N] of the dtype, [M, N / 2] for linear_swiglu; rounded once.
 
         x: [M, K] of the dtype, M <= 32, any strides. residual: [M, N], with linear_add. gain: [K] float32, and eps,
-        with a norm. out: to write into, contiguous.
+        with a norm; a parameter, complete for good: it may be read before the kernel launched before has ended.
+        out: to write into, contiguous.
         """
         stream = self._stream
         x = stream.checked(x)

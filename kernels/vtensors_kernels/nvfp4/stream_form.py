@@ -51,16 +51,16 @@ class Rule:
 _MANY_ROWS = (Rule(1, 8, 1, 2, 1, slot_rounds=4),)
 _MOST_ROWS = (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2),)
 _FEW_ROWS = (Rule(2, 8, 2, 2, 1),)
-_ONE_TILE = (Rule(2, 12, 3, 1, 1), Rule(4, 12, 3, 1, 1), Rule(8, 8, 1, 1, 1), Rule(8, 4, 1, 1, 1))
-_TWO_TILES = (Rule(2, 12, 3, 1, 2), Rule(4, 12, 3, 1, 2), Rule(8, 8, 1, 1, 2), Rule(8, 4, 1, 1, 2))
-_FOUR_TILES = (Rule(4, 8, 2, 1, 4), Rule(8, 8, 1, 1, 4), Rule(8, 4, 1, 1, 4))
+_ONE_TILE = (Rule(2, 12, 3, 1, 1), Rule(4, 12, 3, 1, 1))
+_TWO_TILES = (Rule(2, 12, 3, 1, 2), Rule(4, 12, 3, 1, 2), Rule(8, 8, 1, 1, 2))
+_FOUR_TILES = (Rule(4, 8, 2, 1, 4), Rule(8, 8, 1, 1, 4))
 # Without clusters a block holds all columns of x, whose tokens are then what bounds M.
 _ALONE = {
     1: (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2), Rule(1, 8, 1, 1, 1, slot_rounds=2)),
     2: (Rule(1, 8, 1, 1, 2, slot_rounds=2),),
     4: (Rule(1, 8, 1, 1, 4, slot_rounds=2),),
 }
-# Row tiles per SM: from the first on two blocks of each SM pay, from the second on a row fits one block best.
+# Row tiles per SM from which two blocks on each of them are faster, and from which a cluster is slower than none.
 _MOST_ROWS_PER_SM, _MANY_ROWS_PER_SM = 12, 4
 
 

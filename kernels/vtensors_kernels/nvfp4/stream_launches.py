@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors_kernels.compiling.architectures import COMPILED, target_of
+from vtensors_kernels.compiling.architectures import COMPILED, RUN, target_of
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import DeviceFunction, Launch, float_bits, max_active_clusters
@@ -39,21 +39,14 @@ def stream_defines(form: StreamForm | Rule, f16: int, epilogue: int = 0, prologu
 
 
 def _instantiations() -> Iterator[Instantiation]:
-    """Every form in both formats, plain and with the longest variant; every other variant in one form."""
-    forms: dict[tuple[tuple[Rule, ...], tuple[int, ...]], list[str]] = {}
+    """Every form in both formats, and with the longest variant; every other variant in one form."""
+    alike: dict[tuple[tuple[Rule, int], ...], list[str]] = {}
     for target in COMPILED:
-        rules = rules_of(target)
-        limits = tuple(shared_limit(target, rule.blocks_per_sm) for rule in rules)
-        forms.setdefault((rules, limits), []).append(target)
-    rest = [
-        v
-        for v in product(EPILOGUES.values(), PROLOGUES.values())
-        if v not in ((0, 0), (2, 2), (1, 2), (3, 2))
-    ]
-    for (rules, limits), targets in forms.items():
-        for f16, (rule, limit) in product((0, 1), zip(rules, limits, strict=True)):
-            variants = [(0, 0), (2, 2), *(rest if rule is rules[0] and targets == ["sm_90a"] else ())]
-            for epilogue, prologue in variants:
+        limited = tuple((rule, shared_limit(target, rule.blocks_per_sm)) for rule in rules_of(target))
+        alike.setdefault(limited, []).append(target)
+    for limited, targets in alike.items():
+        for f16, (place, (rule, limit)) in product((0, 1), enumerate(limited)):
+            for epilogue, prologue in _variants(f16, first=place == 0, run=set(targets) <= set(RUN)):
                 yield Instantiation(
                     source=SOURCE,
                     function=FUNCTION,
@@ -63,6 +56,22 @@ def _instantiations() -> Iterator[Instantiation]:
                     expects=("mma", "bulk_copy"),
                     shared_bytes=limit,
                 )
+
+
+def _variants(f16: int, *, first: bool, run: bool) -> list[tuple[int, int]]:
+    """(epilogue, prologue) to compile of a form; all that ops ask for of the first one where it is run."""
+    longest = EPILOGUES["linear_swiglu"], PROLOGUES["norm"]
+    if not run:
+        return [(0, 0)] if f16 else [(0, 0), longest]
+    if not first:
+        return [(0, 0), longest]
+    # No op has a norm before a residual or an argmax.
+    return [
+        (epilogue, prologue)
+        for name, epilogue in EPILOGUES.items()
+        for prologue in PROLOGUES.values()
+        if prologue != PROLOGUES["norm"] or name in ("linear", "linear_swiglu")
+    ]
 
 
 INSTANTIATIONS = tuple(_instantiations())

@@ -11,8 +11,8 @@ from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
 
 # Tokens of a product: the kernel computes this many, whatever M is.
 WIDTHS = (16, 32, 48, 64)
-# Warpgroups of a block -> column steps of a weight copy, copies a warp has room for. On an H200 these took 1 to 5 %
-# less than copies of 2 column steps in rings of 8, 10 and 12: fewer copies, and more room for stages of x.
+# Warpgroups of a block -> column steps of a weight copy, copies a warp has room for. At 48 and 64 tokens these took
+# up to 6 % less (lm_head once 12 %) on an H200 than copies of 2 in rings of 8, 10 and 12 column steps.
 RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2)}
 CLUSTERS = (1, 2)
 MAX_STAGES = 12
@@ -20,7 +20,7 @@ MAX_STAGES = 12
 SHARED_BYTES = 227 << 10
 
 # Microseconds, fitted to 354 forms of ten matrices on an H200 at 1980 MHz (benchmarks/results/wgmma-forms-h200.json;
-# they are within 7 % of it, root mean square). Memory and arithmetic add up there, they do not hide each other.
+# 8 % off, root mean square). Memory and arithmetic add up there, they do not hide each other.
 # Of a launch: both kernels and the first copies.
 _LAUNCH = 3.2
 # Of a column step of 64 rows: decoding; its share of memory where 132 blocks read; the products of 64 tokens.
@@ -30,7 +30,7 @@ _DECODE, _MEMORY, _PRODUCTS = 0.073, 0.102, 0.059
 _STEP, _X, _CLUSTER = 0.092, 0.046, 0.0135
 # Of sums given to another block: the first and the last; those of 4 warpgroups and 64 tokens for each part.
 _EXCHANGE, _PART = 2.7, 0.8
-# Most ranges of a group of rows, by cluster size: nothing above these was faster.
+# Most ranges of a group of rows, by cluster size: at 48 and 64 tokens more of them were nowhere 3 % faster.
 _RANGES = {1: 2, 2: 5}
 
 

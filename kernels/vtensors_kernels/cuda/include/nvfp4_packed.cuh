@@ -24,28 +24,10 @@
 // normalised, zero is 0 (its codes are zero too). As an operand it is scale * 2^118 in bfloat16, or scale * 2^6
 // in float16, so that the product is e2m1 * e4m3 / 256: at most 6 significant bits, exact in either format.
 
-constexpr int kTileRows = 16;       // rows of a block
-constexpr int kStepColumns = 128;   // columns of a block
+#include "include/packed_blocks.cuh"
+
 constexpr int kCodeBytes = 1024;    // codes of a block
 constexpr int kBlockBytes = 1152;   // codes and scales of a block
-
-#ifndef VT_F16
-#define VT_F16 0  // operands: 0 bfloat16, 1 float16
-#endif
-static_assert(VT_F16 == 0 || VT_F16 == 1, "VT_F16 is 0 or 1");
-
-__device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
-  unsigned product;
-#if VT_F16
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-#elif VT_ARCH >= 900
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-#else
-  // a * b + -0, which keeps the sign of a zero.
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-#endif
-  return product;
-}
 
 // What decode_scale multiplies by. The compiler must not know it (grids have a depth of 1): a shift and an addition
 // by a known number would go to the integer unit, a multiplication does not.

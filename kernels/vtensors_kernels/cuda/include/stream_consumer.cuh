@@ -1,5 +1,5 @@
 #pragma once
-// The consumer warps of linear_nvfp4_stream: weights and activations in, sums of a segment out.
+// The consumer warps of linear_*_stream: weights and activations in, sums of a segment out.
 
 #include "include/stream_layout.cuh"
 
@@ -94,37 +94,39 @@ __device__ __forceinline__ void prepare_x(const Problem& p, const Layout& at, fl
 }
 
 // sums [16 rows x 8 tokens] per row tile and token tile += the blocks at `block` * this lane's activations, which lie
-// at x + rows[n] and, for odd words, `turn` from there.
+// at x + rows[n] and, for odd chunks, `turn` from there.
 __device__ __forceinline__ void multiply_blocks(float (&sums)[kRowTiles][2][kTokenTiles][4], unsigned block,
-                                                unsigned stage_tile, unsigned to_scales, unsigned scale_step,
-                                                unsigned x, unsigned turn, const unsigned (&rows)[kTokenTiles]) {
-  unsigned tops[kRowTiles][4], bottoms[kRowTiles][4], scales[kRowTiles];
+                                                unsigned stage_tile, const BlockReader& reader, unsigned x,
+                                                unsigned turn, const unsigned (&rows)[kTokenTiles]) {
+  BlockPart parts[kRowTiles];
 #pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    const uint4 top = load_shared_128(block + r * stage_tile), bottom = load_shared_128(block + r * stage_tile + 512);
-    scales[r] = load_shared_32(block + r * stage_tile + to_scales);
-    tops[r][0] = top.x, tops[r][1] = top.y, tops[r][2] = top.z, tops[r][3] = top.w;
-    bottoms[r][0] = bottom.x, bottoms[r][1] = bottom.y, bottoms[r][2] = bottom.z, bottoms[r][3] = bottom.w;
-  }
+  for (int r = 0; r < kRowTiles; ++r) parts[r].load(reader, block + r * stage_tile);
+  float step_sums[kRowTiles][2][kTokenTiles][4] = {};
+  float(&to)[kRowTiles][2][kTokenTiles][4] = kStepScales ? step_sums : sums;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
     unsigned upper[kRowTiles][4], lower[kRowTiles][4];
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      const unsigned first = u < 2 ? decode_scale<0>(scales[r], scale_step) : decode_scale<1>(scales[r], scale_step);
-      const unsigned second = u < 2 ? decode_scale<2>(scales[r], scale_step) : decode_scale<3>(scales[r], scale_step);
-      decode_word(tops[r][u], first, upper[r]);
-      decode_word(bottoms[r][u], second, lower[r]);
-    }
+    for (int r = 0; r < kRowTiles; ++r) parts[r].decode(reader, u, upper[r], lower[r]);
 #pragma unroll
     for (int n = 0; n < kTokenTiles; ++n) {
       const uint4 b = load_shared_128(x + rows[n] + ((u & 1) ? turn : 0u) + (u >> 1) * 32);
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
-        multiply_add_16x8x16(sums[r][0][n], upper[r][0], lower[r][0], upper[r][1], lower[r][1], b.x, b.y);
-        multiply_add_16x8x16(sums[r][1][n], upper[r][2], lower[r][2], upper[r][3], lower[r][3], b.z, b.w);
+        multiply_add_16x8x16(to[r][0][n], upper[r][0], lower[r][0], upper[r][1], lower[r][1], b.x, b.y);
+        multiply_add_16x8x16(to[r][1][n], upper[r][2], lower[r][2], upper[r][3], lower[r][3], b.z, b.w);
       }
     }
+  }
+  if constexpr (kStepScales) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+      for (int n = 0; n < kTokenTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sums[r][0][n][i] = __fmaf_rn(parts[r].step_scale(i / 2), step_sums[r][0][n][i] + step_sums[r][1][n][i],
+                                       sums[r][0][n][i]);
   }
 }
 
@@ -162,8 +164,7 @@ __device__ __forceinline__ void consume(const Problem& p, const Layout& at, floa
   prepare_x(p, at, eps, warp, lane);
   wait_barrier(at.x_full, 0);
 
-  const unsigned scale_step = scale_multiplier();
-  const unsigned to_scales = kept(kCodeBytes - lane * 12);
+  const BlockReader reader(lane);
   const unsigned x_first = kept(at.x + (first_step - p.x_step) * (kStepColumns * 2));
   // The neighbouring chunk of 16 bytes: before or behind.
   const unsigned turn = (c >> 1) ? -16u : 16u;
@@ -184,7 +185,7 @@ __device__ __forceinline__ void consume(const Problem& p, const Layout& at, floa
       wait_barrier(full + 8 * stage.index, stage.parity);
 #pragma unroll kUnrolled
       for (int count = min(p.stage_blocks, left); count > 0; --count) {
-        multiply_blocks(sums, block, stage_tile, to_scales, scale_step, x, turn, rows);
+        multiply_blocks(sums, block, stage_tile, reader, x, turn, rows);
         block += kBlockBytes;
         x += kStepColumns * 2;
       }

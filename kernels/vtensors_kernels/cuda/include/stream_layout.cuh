@@ -1,7 +1,9 @@
 #pragma once
-// What the warps of linear_nvfp4_stream share: the form it is compiled in, the problem, the layout of shared memory.
+// What the warps of linear_*_stream share: the form it is compiled in, the problem, the layout of shared memory.
+//
+// The source includes the header of its weights' format (format_*.cuh) before: kTileRows, kStepColumns, kBlockBytes,
+// kStepScales, BlockReader and BlockPart.
 
-#include "include/nvfp4_packed.cuh"
 #include "include/ptx.cuh"
 #include "include/sixteen_bits.cuh"
 

@@ -1,7 +1,8 @@
 #pragma once
-// The reducer warps of linear_nvfp4_stream: sums of segments in, results out.
+// The reducer warps of linear_*_stream: sums of segments in, results out.
 
 #include "include/largest.cuh"
+#include "include/row_values.cuh"
 #include "include/stream_layout.cuh"
 
 // Everywhere here lane 4 t + j holds rows 4 j .. 4 j + 3 of tokens t, 8 + t, ...
@@ -35,10 +36,11 @@ __device__ __forceinline__ float4 add_tree(const float4* values) {
 __device__ __forceinline__ void finish(const Problem& p, const float4& sum, const float4& scale, int tile, int token,
                                        int lane, unsigned long long& best) {
   const int row = tile * kTileRows + 4 * (lane & 3);
-  float y[4] = {sum.x * scale.x, sum.y * scale.y, sum.z * scale.z, sum.w * scale.w};
+  float y[4] = {scaled_sum(sum.x, scale.x), scaled_sum(sum.y, scale.y), scaled_sum(sum.z, scale.z),
+                scaled_sum(sum.w, scale.w)};
   if (p.bias != nullptr) {
     const float4 bias = *reinterpret_cast<const float4*>(p.bias + row);
-    y[0] += bias.x, y[1] += bias.y, y[2] += bias.z, y[3] += bias.w;
+    y[0] = added(y[0], bias.x), y[1] = added(y[1], bias.y), y[2] = added(y[2], bias.z), y[3] = added(y[3], bias.w);
   }
 #if VT_EPILOGUE == 2
   float up[4];
@@ -46,7 +48,7 @@ __device__ __forceinline__ void finish(const Problem& p, const float4& sum, cons
   for (int i = 0; i < 4; ++i) up[i] = __shfl_xor_sync(~0u, y[i], 2);
   if ((lane & 2) == 0 && token < p.m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = y[i] / (1.f + __expf(-y[i])) * up[i];
+    for (int i = 0; i < 4; ++i) y[i] = swiglu(y[i], up[i]);
     store_rows(p.out + static_cast<long long>(token) * (p.n / 2), y, tile * 8 + 4 * (lane & 1), p.n / 2);
   }
 #else
@@ -60,7 +62,7 @@ __device__ __forceinline__ void finish(const Problem& p, const float4& sum, cons
 #if VT_EPILOGUE == 1
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    if (row + i < p.n) y[i] += widen(p.residual[at + row + i]);
+    if (row + i < p.n) y[i] = added(y[i], widen(p.residual[at + row + i]));
 #endif
   store_rows(p.out + at, y, row, p.n);
 #endif

@@ -243,7 +243,9 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
     }
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
-    const unsigned scale_step = scale_multiplier();
+    const unsigned scale_step = kept(scale_multiplier());
+    const unsigned codes = kept(ring + 16 * lane), scale_bytes = kept(ring + kCodeBytes + 4 * lane);
+    const unsigned long long x_first = operand_descriptor(base + Layout::kX, kTokens * 16, 128);
     float sums[kSums];
     unsigned operands[kDepth][2][4] = {};
     Place<kSlots> slot;
@@ -257,12 +259,11 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
       int within = 0;
       for (unsigned step = now.first; step < now.end; ++step) {
         if (within == 0) wait_barrier(slot_full + 8 * slot.index, slot.parity);
-        const unsigned block = ring + slot.index * kSlotBytes + within * kBlockBytes;
-        const uint4 low = load_shared_128(block + 16 * lane), high = load_shared_128(block + 512 + 16 * lane);
-        const unsigned scales = load_shared_32(block + kCodeBytes + 4 * lane);
+        const unsigned block = slot.index * kSlotBytes + within * kBlockBytes;
+        const uint4 low = load_shared_128(codes + block), high = load_shared_128(codes + block + 512);
+        const unsigned scales = load_shared_32(scale_bytes + block);
         wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
-        multiply_step(sums, operands, low, high, scales,
-                      operand_descriptor(base + Layout::kX + stage.index * kStageBytes, kTokens * 16, 128), previous,
+        multiply_step(sums, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous,
                       step > now.first, lane, scale_step);
         previous = base + Layout::kXEmpty + 8 * stage.index;
         stage.advance();

@@ -69,7 +69,7 @@ __device__ __forceinline__ bool join_parts(float (&sums)[kSums], const Waiting& 
   return true;
 }
 
-extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linear_nvfp4_wgmma_segments(
+extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void linear_nvfp4_wgmma_segments(
     const unsigned char* __restrict__ blocks,      // [tiles, column steps, kBlockBytes]
     const unsigned char* __restrict__ staged,      // [column steps, 16, kTokens, 8] bf16 or f16
     const float* __restrict__ row_scale,           // [16 tiles]
@@ -121,7 +121,8 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
   } else {
     take_registers<kConsumerRegisters>();
     wait_for_predecessors();
-    const unsigned scale_step = scale_multiplier();
+    const unsigned scale_step = kept(scale_multiplier());
+    const unsigned long long x_first = operand_descriptor(base + Layout::kX, kTokens * 16, 128);
     float sums[kSums], second[kSums];
     // A four waits where it lies as the first node of a part from the group's first segment on. It is there last of
     // all, so the place is free for those of earlier groups.
@@ -157,8 +158,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
           const unsigned scales = load_shared_32(block + kCodeBytes + 4 * lane);
           wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
           multiply_step(sums, second, operands, low, high, scales,
-                        operand_descriptor(base + Layout::kX + stage.index * kStageBytes, kTokens * 16, 128), previous,
-                        lane, scale_step);
+                        x_first + stage.index * (kStageBytes / 16), previous, lane, scale_step);
           previous = base + Layout::kXEmpty + 8 * stage.index;
           stage.advance();
           if (++within == kChunk || step + 1 == last_step) {

@@ -1,0 +1,225 @@
+"""y = x @ W.T for packed NVFP4 weights and up to 32 tokens on sm_90a by warpgroup products.
+
+Bit for bit the results of `StreamLinear`, so that a row's bits stay the same from 1 to 32 tokens.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from vtensors.errors import RequestError, VtensorsError
+from vtensors_kernels.compiling.functions import compiled_function
+from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, output_for
+from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
+from vtensors_kernels.nvfp4.wgmma import EPILOGUES, PERMUTE, WgmmaWorkspace, random_weight
+from vtensors_kernels.nvfp4.wgmma_segments_form import (
+    CLUSTERS,
+    MAX_TOKENS,
+    RINGS,
+    WIDTHS,
+    SegmentsForm,
+    choose_form,
+    width_of,
+)
+
+SOURCE, FUNCTION = "sm90/linear_nvfp4_wgmma_segments.cu", "linear_nvfp4_wgmma_segments"
+# As many small blocks as fit beside those of a linear that is still at work.
+_PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
+_FORMS = tuple(
+    SegmentsForm(tokens=width, warpgroups=groups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots)
+    for width in WIDTHS
+    for groups, (chunk, slots) in RINGS.items()
+    for cluster in CLUSTERS
+)
+INSTANTIATIONS = tuple(
+    Instantiation(
+        source=SOURCE,
+        function=FUNCTION,
+        defines={**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue},
+        targets=("sm_90a",),
+        hot=True,
+        expects=("wgmma", "bulk_copy"),
+        shared_bytes=form.shared_bytes,
+    )
+    for form in _FORMS
+    for as_float16 in (0, 1)
+    for epilogue in (0, 1, 2)
+) + tuple(
+    Instantiation(
+        source=PERMUTE,
+        function="permute_activations",
+        defines={"VT_TOKENS": width, "VT_F16": as_float16},
+        targets=("sm_90a",),
+        hot=True,
+    )
+    for width in WIDTHS
+    for as_float16 in (0, 1)
+)
+
+
+@attrs.frozen(kw_only=True)
+class _Width:
+    """The two launches for products of one width."""
+
+    permute: Launch
+    multiply: Launch
+
+
+class WgmmaSegments:
+    """call(x, residual=None, out=None) -> y for one packed matrix: `linear`, `linears`, `linear_add`, `linear_swiglu`.
+
+    packed: on a CUDA device; `paired` for linear_swiglu and only there. dtype: bfloat16 or float16.
+    workspace: shared by launchers whose calls follow each other on one stream; own memory without it.
+    forms: for measurements, one per width instead of the chosen ones. shape: whose forms are chosen, the matrix's
+    own where it is None.
+    Errors: RequestError for arguments that do not fit, CompileError, LaunchError.
+    """
+
+    def __init__(
+        self,
+        packed: PackedNVFP4,
+        dtype: torch.dtype,
+        epilogue: str = "linear",
+        *,
+        workspace: WgmmaWorkspace | None = None,
+        forms: tuple[SegmentsForm, ...] = (),
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        _require(packed, epilogue)
+        self.packed, self.dtype, self._adds = packed, dtype, epilogue == "linear_add"
+        (n, k), self._device = packed.shape, packed.blocks.device
+        self.out_features = n // 2 if epilogue == "linear_swiglu" else n
+        self.workspace = workspace or WgmmaWorkspace(device=self._device)
+        if not forms:
+            count = torch.cuda.get_device_properties(self._device).multi_processor_count
+            forms = tuple(choose_form(*(shape or (n, k)), width, count) for width in WIDTHS)
+        self.forms = tuple(form.fitted(n) for form in forms)
+        made = {form.tokens: self._width(form, EPILOGUES[epilogue]) for form in self.forms}
+        self._by_tokens = [
+            next((made[w] for w in sorted(made) if w >= m), None) for m in range(MAX_TOKENS + 1)
+        ]
+        self.workspace.reserve(
+            staged=max(column_steps(k) * form.tokens * 256 for form in self.forms),
+            partials=max(form.node_bytes for form in self.forms),
+            counters=row_tiles(n),
+        )
+        bias, pre_scale = packed.bias, packed.pre_scale
+        self._bias = 0 if bias is None else bias.data_ptr()
+        self._pre_scale = 0 if pre_scale is None else pre_scale.data_ptr()
+        # The kernel reads weights before it waits for its predecessor, so they must be there for good.
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """[M, N] of the dtype, [M, N / 2] for linear_swiglu; rounded once; on torch's current stream.
+
+        x: [M, K] of the dtype, M <= 32, any strides. residual: [M, N], with linear_add. out: to write into.
+        """
+        (n, k), m = self.packed.shape, x.shape[0]
+        check_x(x, k=k, dtype=self.dtype)
+        width = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
+        if width is None:
+            raise RequestError("too many or no tokens for this kernel", seen=str(m), accepted=f"1..{MAX_TOKENS}")
+        out = output_for(x, (m, self.out_features), self.dtype, out)
+        if self._adds != (residual is not None):
+            raise RequestError("a residual goes with linear_add and with nothing else")
+        if residual is not None:
+            if residual.shape != out.shape or residual.dtype != self.dtype:
+                raise RequestError(
+                    "the residual does not fit",
+                    seen=f"{residual.dtype} {list(residual.shape)}",
+                    accepted=f"{self.dtype} {list(out.shape)}",
+                )
+            residual = residual.contiguous()
+        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+            x = x.contiguous() if not x.is_contiguous() else x.clone()
+        steps, work, packed = column_steps(k), self.workspace, self.packed
+        stream, staged = torch.cuda.current_stream(self._device).cuda_stream, work.staged.data_ptr()
+        width.permute.call(stream, x.data_ptr(), self._pre_scale, staged, x.stride(0), m, k, steps)
+        width.multiply.call(
+            stream,
+            packed.blocks.data_ptr(),
+            staged,
+            packed.row_scale.data_ptr(),
+            self._bias,
+            0 if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            work.partials.data_ptr(),
+            work.counters.data_ptr(),
+            n,
+            steps,
+            m,
+        )
+        return out
+
+    def _width(self, form: SegmentsForm, epilogue: int) -> _Width:
+        k, index, f16 = self.packed.shape[1], self._device.index or 0, dtype_defines(self.dtype)
+        permute = compiled_function(
+            PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, **f16}
+        )
+        defines, shared = {**form.defines, **f16, "VT_EPILOGUE": epilogue}, form.shared_bytes
+        multiply = compiled_function(SOURCE, FUNCTION, index, defines, shared)
+        threads = 8 * form.tokens * column_steps(k)
+        return _Width(
+            permute=Launch(
+                function=permute,
+                grid=(min(-(-threads // _PERMUTE_THREADS), _PERMUTE_BLOCKS), 1, 1),
+                block=(_PERMUTE_THREADS, 1, 1),
+                arguments=7,
+                dependent=True,
+            ),
+            multiply=Launch(
+                function=multiply,
+                grid=(form.blocks, 1, 1),
+                block=(form.threads, 1, 1),
+                arguments=11,
+                shared_bytes=shared,
+                dependent=True,
+            ),
+        )
+
+
+def probe_wgmma_segments(
+    shape: tuple[int, int], dtype: torch.dtype, epilogue: str, device: torch.device, tokens: tuple[int, int]
+) -> None:
+    """Launch what (N, K) would be given, on fewer rows, with poisoned memory; raises unless it has StreamLinear's bits."""
+    from vtensors_kernels.nvfp4.repack import pack
+    from vtensors_kernels.nvfp4.stream import StreamLinear
+
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    paired = epilogue == "linear_swiglu"
+    for width in (w for w in WIDTHS if width_of(tokens[0]) <= w <= width_of(tokens[1])):
+        form, m = choose_form(*shape, width, count), min(width, tokens[1])
+        rows = min(shape[0], form.warps * form.cluster * 16 + 40)
+        parts = [random_weight(rows // 2 if paired else rows, shape[1], device, seed) for seed in (1, 2)]
+        packed = pack(parts if paired else parts[:1], paired=paired)
+        linear = WgmmaSegments(packed, dtype, epilogue, forms=(form,))
+        x = torch.linspace(-3, 3, m * shape[1], device=device).cos().reshape(m, -1).to(dtype)
+        out = torch.full((m, linear.out_features), float("nan"), dtype=dtype, device=device)
+        residual = torch.ones_like(out) if epilogue == "linear_add" else None
+        wanted = StreamLinear(packed, dtype, epilogue)(x, residual)
+        linear.workspace.poison()
+        for _ in range(2):
+            ours = linear(x, residual, out)
+            if not torch.equal(ours, wanted) or wanted.isnan().any():
+                raise VtensorsError(
+                    "the self-test failed: other bits than linear_nvfp4_stream",
+                    seen=f"{int((ours != wanted).sum())} of {wanted.numel()} differ at M = {m}",
+                )
+            out.fill_(float("nan"))
+
+
+def _require(packed: PackedNVFP4, epilogue: str) -> None:
+    if epilogue not in EPILOGUES:
+        raise RequestError("no such variant", seen=epilogue, accepted=", ".join(EPILOGUES))
+    if packed.paired != (epilogue == "linear_swiglu"):
+        raise RequestError("paired rows go with linear_swiglu", seen=f"{epilogue}, paired {packed.paired}")
+    if packed.blocks.data_ptr() % 16 or not packed.blocks.is_contiguous():
+        raise RequestError("blocks must be contiguous and aligned to 16 bytes")
+    if packed.shape[1] % 16 or packed.blocks.shape[0] * packed.blocks.shape[1] >= 1 << 24:
+        raise RequestError(
+            "the kernel is not made for this shape", seen=str(packed.shape), accepted="K % 16 = 0"
+        )

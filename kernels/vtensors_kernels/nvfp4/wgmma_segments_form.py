@@ -1,0 +1,149 @@
+"""Compile-time forms of `linear_nvfp4_wgmma_segments` and which one serves a shape; needs neither torch nor a GPU.
+
+A row's bits are the same in every form, so the choice may depend on anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from vtensors.errors import RequestError
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+
+# Tokens of a product: the kernel computes this many, whatever M is.
+WIDTHS = (24, 32)
+MAX_TOKENS = WIDTHS[-1]
+# Segments of a row's sum, as in `cuda/include/stream_layout.cuh`.
+SEGMENTS = 8
+# Warpgroups of a block -> column steps of a weight copy, copies a warp has room for.
+RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2), 5: (2, 2)}
+CLUSTERS = (1, 2)
+# `cuda/include/segments_form.cuh`: nodes of the tree that a block may have to give away, that a warp keeps.
+_PLACES, _KEPT_NODES = 6, 2
+_MAX_STAGES = 8
+# Dynamic shared memory of a block on sm_90 (CUDA programming guide, compute capability 9.0): 227 KB.
+SHARED_BYTES = 227 << 10
+
+# Microseconds. Of both launches and the first copies; of a column step of 64 rows: decoding, memory and, of 32
+# tokens, the products; of one of a block, whatever its rows; of handing over sums, and of each further part of a
+# group for each warpgroup.
+_LAUNCH, _ROWS, _PRODUCTS, _STEP = 3.2, 0.175, 0.03, 0.115
+_EXCHANGE, _PART = 2.4, 0.1
+
+
+@attrs.frozen(kw_only=True)
+class SegmentsForm:
+    """One compiled form and its grid.
+
+    tokens: of a product, from WIDTHS. warpgroups: of 64 rows each, in a block. cluster: blocks that share x.
+    blocks: of the grid. chunk: column steps of a weight copy. slots: such copies of a warp.
+    """
+
+    tokens: int
+    warpgroups: int
+    cluster: int
+    blocks: int
+    chunk: int
+    slots: int
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The macros of `cuda/sm90/linear_nvfp4_wgmma_segments.cu`, without format and epilogue."""
+        return {
+            "VT_TOKENS": self.tokens,
+            "VT_WARPGROUPS": self.warpgroups,
+            "VT_CLUSTER": self.cluster,
+            "VT_STAGES": self.stages,
+            "VT_CHUNK": self.chunk,
+            "VT_SLOTS": self.slots,
+        }
+
+    @property
+    def warps(self) -> int:
+        """Row tiles of a block."""
+        return 4 * self.warpgroups
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the consumers and a warpgroup that fetches."""
+        return 32 * (self.warps + 4)
+
+    @property
+    def stages(self) -> int:
+        """Stages of x: as many as there is room for."""
+        rest = SHARED_BYTES - self._other_bytes
+        return min(_MAX_STAGES, rest // (self.tokens * 256 + 16))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory, by the formula of the source's `Layout`."""
+        return self.stages * (self.tokens * 256 + 16) + self._other_bytes
+
+    @property
+    def node_bytes(self) -> int:
+        """Nodes of the tree in global memory."""
+        return self.blocks * _PLACES * self.warps * self._node_bytes
+
+    @property
+    def _node_bytes(self) -> int:
+        return self.tokens * 16 * 4
+
+    @property
+    def _other_bytes(self) -> int:
+        ring = self.slots * (self.chunk * BLOCK_BYTES + 16)
+        return self.warps * (_KEPT_NODES * self._node_bytes + ring)
+
+    def groups(self, n: int) -> int:
+        """Row groups of a matrix of n rows: what a cluster computes at a time."""
+        return -(-row_tiles(n) // (self.warps * self.cluster))
+
+    def fitted(self, n: int) -> SegmentsForm:
+        """The same compiled form with no more clusters than an n-row matrix has segments of groups."""
+        most = self.groups(n) * SEGMENTS
+        return attrs.evolve(self, blocks=min(self.blocks // self.cluster, most) * self.cluster)
+
+
+def choose_form(n: int, k: int, tokens: int, multiprocessors: int) -> SegmentsForm:
+    """The form with the least modelled time for an n x k matrix; tokens: one of WIDTHS.
+
+    Errors: RequestError for a width that is not compiled.
+    """
+    if tokens not in WIDTHS:
+        raise RequestError("no such width", seen=str(tokens), accepted=", ".join(map(str, WIDTHS)))
+    return min(candidates(n, tokens, multiprocessors), key=lambda form: modelled_time(n, k, form))
+
+
+def width_of(tokens: int) -> int:
+    """The narrowest width that holds so many tokens. Errors: RequestError outside 1..32."""
+    for width in WIDTHS:
+        if 1 <= tokens <= width:
+            return width
+    raise RequestError("too many or no tokens", seen=str(tokens), accepted=f"1..{MAX_TOKENS}")
+
+
+def candidates(n: int, tokens: int, multiprocessors: int) -> Iterator[SegmentsForm]:
+    """Every number of warpgroups and cluster size, in the fewest clusters whose longest range is as short as can be."""
+    for warpgroups, (chunk, slots) in RINGS.items():
+        for cluster in CLUSTERS:
+            form = SegmentsForm(
+                tokens=tokens, warpgroups=warpgroups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots
+            )
+            units = form.groups(n) * SEGMENTS
+            longest = -(-units // (multiprocessors // cluster))
+            # Ranges of whole groups need no exchange.
+            lengths = {longest, -(-longest // SEGMENTS) * SEGMENTS}
+            for length in sorted(lengths):
+                yield attrs.evolve(form, blocks=-(-units // length) * cluster)
+
+
+def modelled_time(n: int, k: int, form: SegmentsForm) -> float:
+    """Microseconds of both launches on an H200: the longest range of a block, then exchanges of sums."""
+    units, clusters = form.groups(n) * SEGMENTS, form.blocks // form.cluster
+    longest = -(-units // clusters)
+    step = form.warpgroups * (_ROWS + _PRODUCTS * form.tokens / 32) + _STEP
+    time = _LAUNCH + longest * column_steps(k) / SEGMENTS * step
+    if units % clusters == 0 and longest % SEGMENTS == 0:
+        return time
+    return time + _EXCHANGE + _PART * form.warpgroups * (clusters * SEGMENTS / units + 1)

@@ -132,9 +132,9 @@ def test_each_number_of_tokens_has_a_launch_of_its_own_made_once(launched: Launc
 
 
 def test_large_clusters_are_as_many_as_the_device_holds(launched: Launched) -> None:
-    call = StreamLinear(_packed(1040, 256), BF16)
-    call(torch.randn(32, 256).to(BF16))
-    call(torch.randn(8, 256).to(BF16))
+    call = StreamLinear(_packed(1040, 5120), BF16)
+    call(torch.randn(32, 5120).to(BF16))
+    call(torch.randn(8, 5120).to(BF16))
     wide, narrow = (seen["launch"] for seen in launched)
     assert call.forms[31].cluster > 2
     assert wide.grid == (29 * call.forms[31].cluster, 1, 1)

@@ -20,6 +20,7 @@ LAUNCHERS: tuple[str, ...] = (
     "nvfp4.stored",
     "nvfp4.stream_launches",
     "nvfp4.wgmma",
+    "nvfp4.wgmma_segments",
     "nvfp4.embedding",
 )
 # Features of the machine code that an instantiation may expect, and the targets whose hardware has each.

@@ -5,12 +5,19 @@ from __future__ import annotations
 import attrs
 from torch import Tensor
 
+from vtensors_kernels.packed_matrix import PackedFormat
+
 LAYOUT = "nvfp4-packed"
 # The same blocks with the rows of gate and up interleaved: what a SwiGLU reads, and nothing else.
 PAIRED_LAYOUT = "nvfp4-packed-pairs"
 TILE_ROWS = 16
 STEP_COLUMNS = 128
 BLOCK_BYTES = 1152
+FORMAT = PackedFormat(
+    block_bytes=BLOCK_BYTES,
+    stream=("common/linear_nvfp4_stream.cu", "linear_nvfp4_stream"),
+    widen=("common/dequantize_packed_nvfp4.cu", "dequantize_packed_nvfp4"),
+)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,6 +38,11 @@ class PackedNVFP4:
     paired: bool = False
     bias: Tensor | None = None
     pre_scale: Tensor | None = None
+
+    @property
+    def format(self) -> PackedFormat:
+        """The layout and its kernels."""
+        return FORMAT
 
     @property
     def nbytes(self) -> int:

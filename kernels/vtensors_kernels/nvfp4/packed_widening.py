@@ -1,6 +1,7 @@
-"""Linears for many tokens: packed NVFP4 rows widened to 16 bits, exactly, cuBLAS, then what is left of the scale.
+"""Linears for many tokens: packed rows widened to 16 bits, cuBLAS, then what is left of the scale.
 
-The widened values are e2m1 * block scale / 256. Sums are float32. Where all rows share one scale and nothing
+The widened values are what a block holds, such as e2m1 * block scale / 256, exact unless the kernel of the format says
+otherwise. Sums are float32. Where all rows share one scale and nothing
 else is to be added, cuBLAS applies it (alpha) and rounds once; else a kernel of ours scales the float32 sums, adds,
 and rounds once. Gate and up of a SwiGLU are rounded first where cuBLAS applies the scale, as the separate ops do.
 
@@ -23,13 +24,13 @@ from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch
 from vtensors_kernels.cublas_products import float32_product, scaled_product
 from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, output_for, scaled_x
-from vtensors_kernels.nvfp4.packed import TILE_ROWS, PackedNVFP4
+from vtensors_kernels.nvfp4.packed import FORMAT, TILE_ROWS
+from vtensors_kernels.packed_matrix import PackedMatrix
 
-WIDEN_SOURCE = "common/dequantize_packed_nvfp4.cu"
 FINISH_SOURCE = "common/finish_widened_nvfp4.cu"
 INSTANTIATIONS = (
     *(
-        Instantiation(source=WIDEN_SOURCE, function="dequantize_packed_nvfp4", defines={"VT_F16": f16})
+        Instantiation(source=FORMAT.widen[0], function=FORMAT.widen[1], defines={"VT_F16": f16})
         for f16 in (0, 1)
     ),
     *(
@@ -50,7 +51,7 @@ _COLUMNS_PER_THREAD = 8
 _FINISH_BLOCKS = 1024
 
 
-def bind_linear(packed: PackedNVFP4, dtype: torch.dtype) -> Callable[..., Tensor]:
+def bind_linear(packed: PackedMatrix, dtype: torch.dtype) -> Callable[..., Tensor]:
     """call(x [M, K] of the dtype, out=None) -> [M, N]; parts packed together come out side by side, in order.
 
     dtype: bfloat16 or float16. out: to write into, contiguous.
@@ -60,7 +61,7 @@ def bind_linear(packed: PackedNVFP4, dtype: torch.dtype) -> Callable[..., Tensor
     return linear.call
 
 
-def bind_linear_add(packed: PackedNVFP4, dtype: torch.dtype) -> Callable[..., Tensor]:
+def bind_linear_add(packed: PackedMatrix, dtype: torch.dtype) -> Callable[..., Tensor]:
     """call(x [M, K], residual [M, N], out=None) -> [M, N] = x @ W.T + bias + residual.
 
     Rounded once; otherwise as `bind_linear`.
@@ -69,19 +70,19 @@ def bind_linear_add(packed: PackedNVFP4, dtype: torch.dtype) -> Callable[..., Te
     return linear.call_add
 
 
-def bind_linear_swiglu(packed: PackedNVFP4, dtype: torch.dtype) -> Callable[..., Tensor]:
+def bind_linear_swiglu(packed: PackedMatrix, dtype: torch.dtype) -> Callable[..., Tensor]:
     """call(x [M, K] of the dtype, out=None) -> [M, N / 2] = silu(gate) * up of a paired matrix. As `bind_linear`."""
     linear = _PackedLinear.make(packed, dtype, paired=True)
     return linear.call
 
 
 class PackedWidener:
-    """Writes rows first_row .. first_row + rows of a packed matrix, times 1 / 256 of the block scale.
+    """Writes rows first_row .. first_row + rows of a packed matrix without their row_scale.
 
-    first_row and rows: multiples of 16 within the padded rows. dtype: bfloat16 or float16, exact in either.
+    first_row and rows: multiples of 16 within the padded rows. dtype: bfloat16 or float16.
     """
 
-    def __init__(self, packed: PackedNVFP4, dtype: torch.dtype, first_row: int, rows: int) -> None:
+    def __init__(self, packed: PackedMatrix, dtype: torch.dtype, first_row: int, rows: int) -> None:
         tiles, steps, _ = packed.blocks.shape
         if first_row % TILE_ROWS or rows % TILE_ROWS or not 0 < rows <= tiles * TILE_ROWS - first_row:
             raise RequestError(
@@ -95,7 +96,9 @@ class PackedWidener:
         device = packed.blocks.device.index or 0
         warps = rows // TILE_ROWS * steps
         self._launch = Launch(
-            function=compiled_function(WIDEN_SOURCE, "dequantize_packed_nvfp4", device, dtype_defines(dtype)),
+            function=compiled_function(
+                *packed.format.widen, device, {**dtype_defines(dtype), **dict(packed.format.defines)}
+            ),
             grid=(-(-warps * 32 // THREADS), 1, 1),
             block=(THREADS, 1, 1),
             arguments=4,
@@ -124,14 +127,14 @@ class _Cut:
 class _PackedLinear:
     """One packed matrix, cut to fit the scratch. alpha: the scale of all rows, or None where rows differ."""
 
-    packed: PackedNVFP4
+    packed: PackedMatrix
     dtype: torch.dtype
     cuts: tuple[_Cut, ...]
     alpha: float | None
     scratch: int
 
     @classmethod
-    def make(cls, packed: PackedNVFP4, dtype: torch.dtype, *, paired: bool) -> _PackedLinear:
+    def make(cls, packed: PackedMatrix, dtype: torch.dtype, *, paired: bool) -> _PackedLinear:
         """Compiles what is needed. Raises RequestError where the matrix's pairing is not the one wanted."""
         if packed.paired != paired:
             raise RequestError(
@@ -223,7 +226,7 @@ class _PackedLinear:
         )
 
 
-def _finish(packed: PackedNVFP4, dtype: torch.dtype, columns: int, *, paired: bool, sums16: bool) -> Launch:
+def _finish(packed: PackedMatrix, dtype: torch.dtype, columns: int, *, paired: bool, sums16: bool) -> Launch:
     defines = {**dtype_defines(dtype), "VT_SWIGLU": int(paired), "VT_SUMS16": int(sums16)}
     wide = -(-columns // (_COLUMNS_PER_THREAD * THREADS))
     device = packed.blocks.device.index or 0

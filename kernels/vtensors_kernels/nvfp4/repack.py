@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
+from vtensors_formats.weight import Weight
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch
@@ -45,12 +46,12 @@ def pack(weights: Sequence[NVFP4Weight], *, paired: bool = False) -> PackedNVFP4
         row_scale=row_values([row_scale(part) for part in weights], n, paired=paired),
         shape=(n, k),
         paired=paired,
-        bias=_biases(weights, n, paired=paired),
+        bias=biases(weights, n, paired=paired),
         pre_scale=None if weights[0].pre_scale is None else weights[0].pre_scale.float().contiguous(),
     )
 
 
-def check_parts(weights: Sequence[NVFP4Weight], *, paired: bool) -> None:
+def check_parts(weights: Sequence[Weight], *, paired: bool) -> None:
     """Raises RequestError unless the weights can become one packed matrix.
 
     That is: at least one row, one device, one K, one pre_scale (or none), and for `paired` two of one shape.
@@ -97,18 +98,19 @@ def row_values(parts: Sequence[Tensor], n: int, *, paired: bool) -> Tensor:
     return torch.stack(halves, dim=1).reshape(-1)
 
 
-def aligned(tensor: Tensor, alignment: int) -> Tensor:
-    """The tensor contiguous and at a multiple of alignment bytes, copied only where it is not."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % alignment else tensor
-
-
-def _biases(weights: Sequence[NVFP4Weight], n: int, *, paired: bool) -> Tensor | None:
+def biases(weights: Sequence[Weight], n: int, *, paired: bool) -> Tensor | None:
+    """[16 * ceil(N / 16)] float32 in packed order, zeros for a part without one; None where no part has any."""
     if all(part.bias is None for part in weights):
         return None
     zeros = [torch.zeros(part.shape[0], device=part.device) for part in weights]
     filled = [zero if part.bias is None else part.bias for part, zero in zip(weights, zeros, strict=True)]
     return row_values(filled, n, paired=paired)
+
+
+def aligned(tensor: Tensor, alignment: int) -> Tensor:
+    """The tensor contiguous and at a multiple of alignment bytes, copied only where it is not."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % alignment else tensor
 
 
 def _launch(part: NVFP4Weight, blocks: Tensor, first: int, *, interleaved: bool) -> None:

@@ -47,21 +47,36 @@ class Rule:
     grids: int = 1
 
 
-# Fastest on an H200, in the order in which they are tried; the first that fits is taken.
-_MANY_ROWS = (Rule(1, 8, 1, 2, 1, slot_rounds=4),)
-_MOST_ROWS = (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2),)
-_FEW_ROWS = (Rule(2, 8, 2, 2, 1),)
-_ONE_TILE = (Rule(2, 12, 3, 1, 1), Rule(4, 12, 3, 1, 1))
-_TWO_TILES = (Rule(2, 12, 3, 1, 2), Rule(4, 12, 3, 1, 2), Rule(8, 8, 1, 1, 2))
-_FOUR_TILES = (Rule(4, 8, 2, 1, 4), Rule(8, 8, 1, 1, 4))
+# Fastest on an H200 (`benchmarks/linear.py`), by row tiles per SM. A cluster of two halves the columns of x in a block,
+# and the work that whole row tiles leave to some SMs only.
+_MOST_ROWS = Rule(1, 8, 4, 2, 1, grids=2)
+_MANY_ROWS = Rule(1, 8, 2, 2, 1, slot_rounds=2)
+_UNEVEN_ROWS = Rule(2, 8, 2, 2, 1)
+_ONE_TILE = Rule(2, 12, 3, 1, 1)
+_ONE_TILE_ALONE = Rule(1, 16, 4, 1, 1)
+_ONE_TILE_HALF = Rule(2, 12, 1, 2, 1)
+_TWO_TILES = Rule(2, 12, 3, 1, 2)
+_TWO_TILES_MOST = Rule(2, 16, 2, 1, 2)
+_FOUR_TILES_SHORT = Rule(2, 8, 2, 1, 4)
+_FOUR_TILES_MANY = Rule(4, 8, 2, 1, 4, row_tiles=2)
+# Groups of 8 tokens -> what is tried after the fastest, the next where x does not fit beside the rings.
+_FALLBACKS = {
+    1: (_ONE_TILE, Rule(4, 12, 3, 1, 1)),
+    2: (_TWO_TILES, Rule(4, 8, 2, 1, 2), Rule(8, 8, 1, 1, 2)),
+    4: (Rule(4, 8, 2, 1, 4), Rule(8, 8, 1, 1, 4)),
+}
 # Without clusters a block holds all columns of x, whose tokens are then what bounds M.
 _ALONE = {
     1: (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2), Rule(1, 8, 1, 1, 1, slot_rounds=2)),
     2: (Rule(1, 8, 1, 1, 2, slot_rounds=2),),
     4: (Rule(1, 8, 1, 1, 4, slot_rounds=2),),
 }
-# Row tiles per SM from which two blocks on each of them are faster, and from which a cluster is slower than none.
-_MOST_ROWS_PER_SM, _MANY_ROWS_PER_SM = 12, 4
+# Row tiles per SM: two blocks of each SM pay; one block of each does; fewer than an SM has warps for.
+_MOST, _MANY, _FEW = 12, 6, 0.6
+# Most that whole row tiles may leave idle, as a factor, before a cluster is better; column steps of a long segment.
+_UNEVEN, _LONG = 1.1, 12
+# Fewest bytes of weights that a block must be able to hold for a preferred form; less does not hide the memory.
+_ENOUGH_RING = 36 << 10
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +107,11 @@ class StreamForm:
         return defines_of(self)
 
     @property
+    def ring_bytes(self) -> int:
+        """Shared memory of all consumers' rings."""
+        return self.warps * self.stages * self.stage_blocks * self.row_tiles * BLOCK_BYTES
+
+    @property
     def threads(self) -> int:
         """Of a block."""
         return 32 * (self.warps + self.reducers)
@@ -119,7 +139,11 @@ def choose_form(n: int, k: int, m: int, multiprocessors: int, target: str) -> St
     Errors: RequestError for no tokens or more than `serves` gives.
     """
     if 1 <= m <= MAX_TOKENS:
-        for rule in _rules(n, k, m, multiprocessors, target):
+        for rule in _preferred(n, k, m, multiprocessors, target):
+            form = _form(rule, n, k, m, multiprocessors, target)
+            if form is not None and form.ring_bytes >= _ENOUGH_RING:
+                return form
+        for rule in _fallbacks(m, target):
             form = _form(rule, n, k, m, multiprocessors, target)
             if form is not None:
                 return form
@@ -145,7 +169,11 @@ def rules_of(target: str) -> tuple[Rule, ...]:
     """Every rule that may be chosen on the target: what is compiled for it."""
     if target not in _CLUSTERED:
         return tuple(rule for rules in _ALONE.values() for rule in rules)
-    every = (*_MOST_ROWS, *_MANY_ROWS, *_FEW_ROWS, *_ONE_TILE, *_TWO_TILES, *_FOUR_TILES)
+    preferred = (
+        *(_MOST_ROWS, _MANY_ROWS, _UNEVEN_ROWS, _ONE_TILE, _ONE_TILE_ALONE, _ONE_TILE_HALF),
+        *(_TWO_TILES, _TWO_TILES_MOST, _FOUR_TILES_SHORT, _FOUR_TILES_MANY),
+    )
+    every = (*preferred, *(rule for rules in _FALLBACKS.values() for rule in rules))
     return tuple({tuple(defines_of(rule).values()): rule for rule in every}.values())
 
 
@@ -156,24 +184,30 @@ def shared_limit(target: str, blocks_per_sm: int) -> int:
     return int(whole // blocks_per_sm // 128 * 128 - _RESERVED)
 
 
-def _rules(n: int, k: int, m: int, multiprocessors: int, target: str) -> tuple[Rule, ...]:
-    last = _fallbacks(m, target)
-    if target not in _CLUSTERED or m > 2:
-        return last
+def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str) -> tuple[Rule, ...]:
+    """What was fastest, best first; `_fallbacks` where none of them fits."""
+    if target not in _CLUSTERED:
+        return ()
     rows = row_tiles(n) / multiprocessors
-    if rows >= _MOST_ROWS_PER_SM:
-        return (*_MOST_ROWS, *last)
-    if rows >= _MANY_ROWS_PER_SM:
-        return (*_MANY_ROWS, *last)
-    # Long rows leave the two blocks of an SM too little for their rings.
-    return (*_FEW_ROWS, *last) if k <= 8192 else last
+    most, long = rows >= _MOST, column_steps(k) >= _LONG * _SEGMENTS
+    if m > 2 * _TILE_TOKENS:
+        return (_FOUR_TILES_SHORT, _FOUR_TILES_MANY) if rows >= 4 else (_FOUR_TILES_SHORT,)
+    if m > _TILE_TOKENS:
+        return (_TWO_TILES_MOST,) if most else (_TWO_TILES,)
+    if m > _TILE_TOKENS // 2:
+        if most or long:
+            return (_ONE_TILE,)
+        return (_ONE_TILE_ALONE,) if rows > _MANY or rows < _FEW else (_ONE_TILE_HALF,)
+    if most:
+        return (_MOST_ROWS,)
+    if rows > 1 and -(-rows // 1) / rows > _UNEVEN:
+        return (_ONE_TILE,) if long else (_UNEVEN_ROWS, _ONE_TILE)
+    return (_MANY_ROWS,)
 
 
 def _fallbacks(m: int, target: str) -> tuple[Rule, ...]:
     tiles = 1 if m <= _TILE_TOKENS else 2 if m <= 2 * _TILE_TOKENS else 4
-    if target not in _CLUSTERED:
-        return _ALONE[tiles]
-    return {1: _ONE_TILE, 2: _TWO_TILES, 4: _FOUR_TILES}[tiles]
+    return _FALLBACKS[tiles] if target in _CLUSTERED else _ALONE[tiles]
 
 
 def _form(rule: Rule, n: int, k: int, m: int, multiprocessors: int, target: str) -> StreamForm | None:

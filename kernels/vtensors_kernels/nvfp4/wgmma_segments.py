@@ -17,24 +17,16 @@ from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, output_fo
 from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
 from vtensors_kernels.nvfp4.wgmma import EPILOGUES, PERMUTE, WgmmaWorkspace, random_weight
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
-    CLUSTERS,
     MAX_TOKENS,
-    RINGS,
     WIDTHS,
     SegmentsForm,
     choose_form,
-    width_of,
+    compiled_forms,
 )
 
 SOURCE, FUNCTION = "sm90/linear_nvfp4_wgmma_segments.cu", "linear_nvfp4_wgmma_segments"
 # As many small blocks as fit beside those of a linear that is still at work.
 _PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
-_FORMS = tuple(
-    SegmentsForm(tokens=width, warpgroups=groups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots)
-    for width in WIDTHS
-    for groups, (chunk, slots) in RINGS.items()
-    for cluster in CLUSTERS
-)
 INSTANTIATIONS = tuple(
     Instantiation(
         source=SOURCE,
@@ -45,7 +37,8 @@ INSTANTIATIONS = tuple(
         expects=("wgmma", "bulk_copy"),
         shared_bytes=form.shared_bytes,
     )
-    for form in _FORMS
+    for width in WIDTHS
+    for form in compiled_forms(width)
     for as_float16 in (0, 1)
     for epilogue in (0, 1, 2)
 ) + tuple(
@@ -62,8 +55,8 @@ INSTANTIATIONS = tuple(
 
 
 @attrs.frozen(kw_only=True)
-class _Width:
-    """The two launches for products of one width."""
+class _Launches:
+    """The two launches of one form."""
 
     permute: Launch
     multiply: Launch
@@ -74,8 +67,8 @@ class WgmmaSegments:
 
     packed: on a CUDA device; `paired` for linear_swiglu and only there. dtype: bfloat16 or float16.
     workspace: shared by launchers whose calls follow each other on one stream; own memory without it.
-    forms: for measurements, one per width instead of the chosen ones. shape: whose forms are chosen, the matrix's
-    own where it is None.
+    forms: for measurements, by width, instead of the chosen ones. shape: whose forms are chosen, the matrix's own
+    where it is None.
     Errors: RequestError for arguments that do not fit, CompileError, LaunchError.
     """
 
@@ -97,10 +90,10 @@ class WgmmaSegments:
         if not forms:
             count = torch.cuda.get_device_properties(self._device).multi_processor_count
             forms = tuple(choose_form(*(shape or (n, k)), width, count) for width in WIDTHS)
-        self.forms = tuple(form.fitted(n) for form in forms)
-        made = {form.tokens: self._width(form, EPILOGUES[epilogue]) for form in self.forms}
+        self.forms = tuple(form.fitted(n) for form in dict.fromkeys(forms))
+        made = [(form.tokens, self._made(form, EPILOGUES[epilogue])) for form in self.forms]
         self._by_tokens = [
-            next((made[w] for w in sorted(made) if w >= m), None) for m in range(MAX_TOKENS + 1)
+            next((launches for width, launches in made if width >= m), None) for m in range(MAX_TOKENS + 1)
         ]
         self.workspace.reserve(
             staged=max(column_steps(k) * form.tokens * 256 for form in self.forms),
@@ -120,10 +113,14 @@ class WgmmaSegments:
         """
         (n, k), m = self.packed.shape, x.shape[0]
         check_x(x, k=k, dtype=self.dtype)
-        width = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
-        if width is None:
-            raise RequestError("too many or no tokens for this kernel", seen=str(m), accepted=f"1..{MAX_TOKENS}")
+        launches = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
+        if launches is None:
+            raise RequestError(
+                "too many or no tokens for this kernel", seen=str(m), accepted=f"1..{MAX_TOKENS}"
+            )
         out = output_for(x, (m, self.out_features), self.dtype, out)
+        if out.data_ptr() % 4:
+            raise RequestError("the output must be aligned to 4 bytes")
         if self._adds != (residual is not None):
             raise RequestError("a residual goes with linear_add and with nothing else")
         if residual is not None:
@@ -133,13 +130,13 @@ class WgmmaSegments:
                     seen=f"{residual.dtype} {list(residual.shape)}",
                     accepted=f"{self.dtype} {list(out.shape)}",
                 )
-            residual = residual.contiguous()
+            residual = residual.contiguous() if residual.data_ptr() % 4 == 0 else residual.clone()
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
             x = x.contiguous() if not x.is_contiguous() else x.clone()
         steps, work, packed = column_steps(k), self.workspace, self.packed
         stream, staged = torch.cuda.current_stream(self._device).cuda_stream, work.staged.data_ptr()
-        width.permute.call(stream, x.data_ptr(), self._pre_scale, staged, x.stride(0), m, k, steps)
-        width.multiply.call(
+        launches.permute.call(stream, x.data_ptr(), self._pre_scale, staged, x.stride(0), m, k, steps)
+        launches.multiply.call(
             stream,
             packed.blocks.data_ptr(),
             staged,
@@ -155,15 +152,13 @@ class WgmmaSegments:
         )
         return out
 
-    def _width(self, form: SegmentsForm, epilogue: int) -> _Width:
+    def _made(self, form: SegmentsForm, epilogue: int) -> _Launches:
         k, index, f16 = self.packed.shape[1], self._device.index or 0, dtype_defines(self.dtype)
-        permute = compiled_function(
-            PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, **f16}
-        )
+        permute = compiled_function(PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, **f16})
         defines, shared = {**form.defines, **f16, "VT_EPILOGUE": epilogue}, form.shared_bytes
         multiply = compiled_function(SOURCE, FUNCTION, index, defines, shared)
         threads = 8 * form.tokens * column_steps(k)
-        return _Width(
+        return _Launches(
             permute=Launch(
                 function=permute,
                 grid=(min(-(-threads // _PERMUTE_THREADS), _PERMUTE_BLOCKS), 1, 1),
@@ -185,14 +180,17 @@ class WgmmaSegments:
 def probe_wgmma_segments(
     shape: tuple[int, int], dtype: torch.dtype, epilogue: str, device: torch.device, tokens: tuple[int, int]
 ) -> None:
-    """Launch what (N, K) would be given, on fewer rows, with poisoned memory; raises unless it has StreamLinear's bits."""
+    """Launch what (N, K) would be given, on fewer rows, with poisoned memory.
+
+    Raises VtensorsError unless the results are bit for bit those of StreamLinear.
+    """
     from vtensors_kernels.nvfp4.repack import pack
     from vtensors_kernels.nvfp4.stream import StreamLinear
 
     count = torch.cuda.get_device_properties(device).multi_processor_count
     paired = epilogue == "linear_swiglu"
-    for width in (w for w in WIDTHS if width_of(tokens[0]) <= w <= width_of(tokens[1])):
-        form, m = choose_form(*shape, width, count), min(width, tokens[1])
+    for m in sorted({max(tokens[0], min(width, tokens[1])) for width in WIDTHS}):
+        form = choose_form(*shape, m, count)
         rows = min(shape[0], form.warps * form.cluster * 16 + 40)
         parts = [random_weight(rows // 2 if paired else rows, shape[1], device, seed) for seed in (1, 2)]
         packed = pack(parts if paired else parts[:1], paired=paired)

@@ -19,9 +19,11 @@ MAX_TOKENS = WIDTHS[-1]
 SEGMENTS = 8
 # Warpgroups of a block -> column steps of a weight copy, copies a warp has room for.
 RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2), 5: (2, 2)}
+# Most warpgroups of a width, for registers without spills.
+MOST_WARPGROUPS = {24: 4, 32: 5}
 CLUSTERS = (1, 2)
 # `cuda/include/segments_form.cuh`: nodes of the tree that a block may have to give away, that a warp keeps.
-_PLACES, _KEPT_NODES = 6, 2
+_PLACES, _KEPT_NODES = 7, 2
 _MAX_STAGES = 8
 # Dynamic shared memory of a block on sm_90 (CUDA programming guide, compute capability 9.0): 227 KB.
 SHARED_BYTES = 227 << 10
@@ -106,36 +108,42 @@ class SegmentsForm:
 
 
 def choose_form(n: int, k: int, tokens: int, multiprocessors: int) -> SegmentsForm:
-    """The form with the least modelled time for an n x k matrix; tokens: one of WIDTHS.
+    """The form with the least modelled time for an n x k matrix, of any width that holds so many tokens.
 
-    Errors: RequestError for a width that is not compiled.
+    Errors: RequestError outside 1..32 tokens.
     """
-    if tokens not in WIDTHS:
-        raise RequestError("no such width", seen=str(tokens), accepted=", ".join(map(str, WIDTHS)))
-    return min(candidates(n, tokens, multiprocessors), key=lambda form: modelled_time(n, k, form))
-
-
-def width_of(tokens: int) -> int:
-    """The narrowest width that holds so many tokens. Errors: RequestError outside 1..32."""
-    for width in WIDTHS:
-        if 1 <= tokens <= width:
-            return width
-    raise RequestError("too many or no tokens", seen=str(tokens), accepted=f"1..{MAX_TOKENS}")
+    widths = [width for width in WIDTHS if 1 <= tokens <= width]
+    if not widths:
+        raise RequestError("too many or no tokens", seen=str(tokens), accepted=f"1..{MAX_TOKENS}")
+    forms = (form for width in widths for form in candidates(n, width, multiprocessors))
+    return min(forms, key=lambda form: modelled_time(n, k, form))
 
 
 def candidates(n: int, tokens: int, multiprocessors: int) -> Iterator[SegmentsForm]:
     """Every number of warpgroups and cluster size, in the fewest clusters whose longest range is as short as can be."""
+    for form in compiled_forms(tokens):
+        units = form.groups(n) * SEGMENTS
+        longest = -(-units // (multiprocessors // form.cluster))
+        # Ranges of whole groups need no exchange.
+        lengths = {longest, -(-longest // SEGMENTS) * SEGMENTS}
+        for length in sorted(lengths):
+            yield attrs.evolve(form, blocks=-(-units // length) * form.cluster)
+
+
+def compiled_forms(tokens: int) -> Iterator[SegmentsForm]:
+    """Every compiled form of one width, with the smallest grid."""
     for warpgroups, (chunk, slots) in RINGS.items():
+        if warpgroups > MOST_WARPGROUPS[tokens]:
+            continue
         for cluster in CLUSTERS:
-            form = SegmentsForm(
-                tokens=tokens, warpgroups=warpgroups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots
+            yield SegmentsForm(
+                tokens=tokens,
+                warpgroups=warpgroups,
+                cluster=cluster,
+                blocks=cluster,
+                chunk=chunk,
+                slots=slots,
             )
-            units = form.groups(n) * SEGMENTS
-            longest = -(-units // (multiprocessors // cluster))
-            # Ranges of whole groups need no exchange.
-            lengths = {longest, -(-longest // SEGMENTS) * SEGMENTS}
-            for length in sorted(lengths):
-                yield attrs.evolve(form, blocks=-(-units // length) * cluster)
 
 
 def modelled_time(n: int, k: int, form: SegmentsForm) -> float:

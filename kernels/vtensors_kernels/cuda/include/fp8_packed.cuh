@@ -28,8 +28,9 @@
 #endif
 static_assert(VT_SCALES >= 0 && VT_SCALES <= 2, "VT_SCALES is 0, 1 or 2");
 
-constexpr int kCodeBytes = 2048;                                                             // codes of a block
-constexpr int kBlockBytes = kCodeBytes + (VT_SCALES == 0 ? 0 : VT_SCALES == 1 ? 16 : 64);  // codes and scales
+constexpr int kCodeBytes = 2048;                                       // codes of a block
+constexpr int kScaleBytes = VT_SCALES == 0 ? 0 : VT_SCALES == 1 ? 16 : 64;  // what lies behind them
+constexpr int kBlockBytes = kCodeBytes + kScaleBytes;
 
 // Four codes as two pairs of raw operands: value * 2^-120 in bfloat16, value * 2^-8 in float16.
 __device__ __forceinline__ void place_codes(unsigned word, unsigned& first, unsigned& second) {

@@ -1,6 +1,7 @@
 #pragma once
 // A row tile's float32 sums -> output: scales, bias, variant, one rounding, stores of neighbouring rows.
 
+#include "include/row_values.cuh"
 #include "include/wgmma_ptx.cuh"
 
 #ifndef VT_EPILOGUE
@@ -30,8 +31,6 @@ struct Rows {
   }
 };
 
-__device__ __forceinline__ float silu(float value) { return __fdividef(value, 1.0f + __expf(-value)); }
-
 // sums 4 i ..: rows g, g + 8 of the tile x tokens 8 i + 2 c, + 1, as products leave them. row_scale, bias (or null):
 // of all 16 rows of every tile. residual, y: [tokens, n], y [tokens, n / 2] for paired rows.
 template <int count>
@@ -40,25 +39,28 @@ __device__ __forceinline__ void finish_row_tile(const float (&sums)[count], int 
                                                 int n, int tokens, int lane) {
   const int g = lane >> 2, c = lane & 3, row = tile * 16 + g;
   const float scale[2] = {row_scale[row], row_scale[row + 8]};
-  const float shift[2] = {bias ? bias[row] : 0.0f, bias ? bias[row + 8] : 0.0f};
+  const float shift[2] = {bias ? bias[row] : 0.0f, bias ? bias[row + 8] : 0.0f};  // added only where there is a bias
   const int width = VT_EPILOGUE == 2 ? n / 2 : n;
   const Rows rows = {width, tokens, width % 2 == 0};
 #pragma unroll
   for (int i = 0; i < count / 4; ++i) {
     float v[2][2];  // row g or g + 8, token 8 i + 2 c or the next
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j / 2][j % 2] = fmaf(sums[4 * i + j], scale[j / 2], shift[j / 2]);
+    for (int j = 0; j < 4; ++j) {
+      const float scaled = scaled_sum(sums[4 * i + j], scale[j / 2]);
+      v[j / 2][j % 2] = bias ? added(scaled, shift[j / 2]) : scaled;
+    }
 #if VT_EPILOGUE == 2
-    const unsigned pair = round_pair(silu(v[0][0]) * v[1][0], silu(v[0][1]) * v[1][1]);
+    const unsigned pair = round_pair(swiglu(v[0][0], v[1][0]), swiglu(v[0][1], v[1][1]));
     rows.store(y, 8 * i + g, tile * 8 + 2 * c, transpose_8x8(pair));
 #else
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int column = tile * 16 + 8 * half + 2 * c;
 #if VT_EPILOGUE == 1
-      const unsigned added = transpose_8x8(rows.load(residual, 8 * i + g, column));
-      v[half][0] += widen_half<0>(added);
-      v[half][1] += widen_half<1>(added);
+      const unsigned pair = transpose_8x8(rows.load(residual, 8 * i + g, column));
+      v[half][0] = added(v[half][0], widen_half<0>(pair));
+      v[half][1] = added(v[half][1], widen_half<1>(pair));
 #endif
       rows.store(y, 8 * i + g, column, transpose_8x8(round_pair(v[half][0], v[half][1])));
     }

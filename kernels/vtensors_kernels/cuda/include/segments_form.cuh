@@ -37,14 +37,15 @@ constexpr int kBound = VT_WARPGROUPS == 5 ? 768 : 640, kRegisters = VT_WARPGROUP
 constexpr int kFetcherRegisters = 24;
 constexpr int kConsumerRegisters =
     (kRegisters * (VT_WARPGROUPS + 1) - kFetcherRegisters) / VT_WARPGROUPS / 8 * 8;
-constexpr int kCluster = VT_CLUSTER, kStages = VT_STAGES, kChunk = VT_CHUNK, kSlots = VT_SLOTS, kDepth = 2;
+constexpr int kCluster = VT_CLUSTER, kStages = VT_STAGES, kChunk = VT_CHUNK, kSlots = VT_SLOTS;
+constexpr int kDepth = 2, kGroup = 1;  // words in flight, words decoded before their products
 constexpr int kFetchers = 2;     // warps that fetch weights
 constexpr int kStageBytes = kTokens * kStepColumns * 2;
 constexpr int kSlotBytes = kChunk * kBlockBytes;
 constexpr int kWords = 4;        // of a row, lane and column step
 constexpr int kSegments = 8;     // of a row's sum, those of linear_nvfp4_stream
 constexpr int kNodeBytes = kSums * 4 * 32;  // a warp's sums of a node of the tree
-constexpr int kPlaces = 6;       // nodes of parts of groups that a block may have to give away
+constexpr int kPlaces = 7;       // nodes of parts of groups that a block may have to give away
 
 static_assert(kTokens == 24 || kTokens == 32, "multiply_warpgroup has these, and two chains fit");
 static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "a stage is cut in equal parts");
@@ -60,14 +61,3 @@ struct Layout {
   static constexpr unsigned kBytes = kSlotEmpty + 8 * kWarps * kSlots;
 };
 static_assert(Layout::kBytes <= 232448, "shared memory of a block");
-
-__device__ __forceinline__ unsigned block_rank() { return kCluster > 1 ? cluster_rank() : 0; }
-
-// A place in a ring and the parity of its round.
-template <int size>
-struct Place {
-  unsigned index = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++index == size) index = 0, parity ^= 1;
-  }
-};

@@ -62,14 +62,3 @@ struct Layout {
   static constexpr unsigned kBytes = kSlotFull + 8 * kWarps * kSlots;
 };
 static_assert(Layout::kBytes <= 232448, "shared memory of a block");
-
-__device__ __forceinline__ unsigned block_rank() { return kCluster > 1 ? cluster_rank() : 0; }
-
-// A place in a ring and the parity of its round.
-template <int size>
-struct Place {
-  unsigned index = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++index == size) index = 0, parity ^= 1;
-  }
-};

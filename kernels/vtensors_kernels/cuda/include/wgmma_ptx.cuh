@@ -140,6 +140,13 @@ __device__ __forceinline__ void multiply_warpgroup(float (&sums)[8], const unsig
       : VT_SUMS_8(0) : VT_OPERANDS_A);
 }
 
+__device__ __forceinline__ void multiply_warpgroup(float (&sums)[12], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(
+      "{ .reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n24k16.f32." VT_OPERANDS " "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, add, 1, 1, 0; }"
+      : VT_SUMS_8(0), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]) : VT_OPERANDS_A);
+}
+
 __device__ __forceinline__ void multiply_warpgroup(float (&sums)[16], const unsigned (&a)[4], unsigned long long b) {
   asm volatile(
       "{ .reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." VT_OPERANDS " "

@@ -17,10 +17,9 @@
 //
 // Shapes: any N; M <= kTokens. Dynamic shared memory: Layout::kBytes. Arch: sm_90a.
 
-#include "include/nvfp4_packed.cuh"
 #include "include/row_tile_output.cuh"
 #include "include/wgmma_form.cuh"
-#include "include/wgmma_ptx.cuh"
+#include "include/wgmma_step.cuh"
 
 // The matrix as a line of (group of row tiles, column step), cut in one equal range a cluster.
 struct Work {
@@ -78,54 +77,6 @@ struct Fetch {
     if (left <= 0) open(blocks, work, warp);
   }
 };
-
-// This warp has read a stage of x: told to every block of the cluster.
-__device__ __forceinline__ void release_stage(unsigned empty, int lane) {
-  if (kCluster == 1) {
-    if (lane == 0) arrive(empty);
-  } else if (lane < kCluster) {
-    arrive_in_cluster(cluster_address(empty, lane));
-  }
-}
-
-// One column step of a row tile times x: kWords * 2 products of 16 columns.
-__device__ __forceinline__ void multiply_step(float (&sums)[kSums], unsigned (&operands)[kDepth][2][4], uint4 low,
-                                              uint4 high, unsigned scales, unsigned long long x, unsigned previous,
-                                              bool releases, int lane, unsigned scale_step) {
-  const unsigned low_words[kWords] = {low.x, low.y, low.z, low.w};
-  const unsigned high_words[kWords] = {high.x, high.y, high.z, high.w};
-  const unsigned low_scales[2] = {decode_scale<0>(scales, scale_step), decode_scale<1>(scales, scale_step)};
-  const unsigned high_scales[2] = {decode_scale<2>(scales, scale_step), decode_scale<3>(scales, scale_step)};
-  // Registers that a group of products reads are free once the groups since are the only ones in flight.
-  constexpr int kInFlight = kDepth / kGroup - 1;
-#pragma unroll
-  for (int first = 0; first < kWords; first += kGroup) {
-    wait_warpgroup<kInFlight>();
-#pragma unroll
-    for (int u = first; u < first + kGroup; ++u) pin(operands[u % kDepth][0]), pin(operands[u % kDepth][1]);
-    // All products of the step before are done by now.
-    if (first == kDepth - kGroup && releases) release_stage(previous, lane);
-#pragma unroll
-    for (int u = first; u < first + kGroup; ++u) {
-      unsigned(&a)[2][4] = operands[u % kDepth];
-      unsigned row[2][4];
-      decode_word(low_words[u], low_scales[u / 2], row[0]);
-      decode_word(high_words[u], high_scales[u / 2], row[1]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[h][i] = row[i % 2][2 * h + i / 2];
-      pin(a[0]);
-      pin(a[1]);
-    }
-    fence_warpgroup();
-#pragma unroll
-    for (int u = first; u < first + kGroup; ++u)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) multiply_warpgroup(sums, operands[u % kDepth][h], x + (2 * u + h) * (2 * kTokens));
-    commit_warpgroup();
-  }
-}
 
 // This warp's sums of its part of a tile to memory; true, and the whole sums, for the tile's last warp. A block
 // has two places: 0 for a group that an earlier cluster began, 1 for one that it begins itself.
@@ -224,29 +175,13 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
 
   if (warp >= kWarps) {
     if constexpr (kMovesRegisters) give_registers_back<kProducerRegisters>();
-    if (warp == kWarps && leader) {
-      fence_async_proxy();
-      Place<kStages> at;
-      constexpr unsigned kPart = kStageBytes / kCluster;
-      const unsigned part = block_rank() * kPart;
-      unsigned step = work.begin % work.steps;
-      for (unsigned place = work.begin; place < work.end; ++place, at.advance()) {
-        const unsigned full = base + Layout::kXFull + 8 * at.index;
-        const unsigned to = base + Layout::kX + at.index * kStageBytes + part;
-        const unsigned char* from = staged + static_cast<unsigned long long>(step) * kStageBytes + part;
-        wait_barrier(base + Layout::kXEmpty + 8 * at.index, at.parity ^ 1);
-        arrive_expecting(full, kStageBytes);
-        if (kCluster == 1) copy_bulk(to, from, kPart, full);
-        else copy_bulk_to_all(to, from, kPart, full, (1 << kCluster) - 1);
-        if (++step == work.steps) step = 0;
-      }
-    }
+    if (warp == kWarps && leader) fetch_stages(staged, work.begin, work.end, work.steps, base);
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
     const unsigned scale_step = kept(scale_multiplier());
     const unsigned codes = kept(ring + 16 * lane), scale_bytes = kept(ring + kCodeBytes + 4 * lane);
     const unsigned long long x_first = operand_descriptor(base + Layout::kX, kTokens * 16, 128);
-    float sums[kSums];
+    float sums[1][kSums];
     unsigned operands[kDepth][2][4] = {};
     Place<kSlots> slot;
     Place<kStages> stage;
@@ -254,7 +189,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
       const Piece now(place, work);
       place += now.end - now.first;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+      for (int i = 0; i < kSums; ++i) sums[0][i] = 0.0f;
       unsigned previous = 0;
       int within = 0;
       for (unsigned step = now.first; step < now.end; ++step) {
@@ -263,8 +198,8 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
         const uint4 low = load_shared_128(codes + block), high = load_shared_128(codes + block + 512);
         const unsigned scales = load_shared_32(scale_bytes + block);
         wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
-        multiply_step(sums, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous,
-                      step > now.first, lane, scale_step);
+        multiply_step(sums, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous, lane,
+                      scale_step);
         previous = base + Layout::kXEmpty + 8 * stage.index;
         stage.advance();
         if (++within == kChunk || step + 1 == now.end) {
@@ -275,13 +210,13 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
         }
       }
       wait_warpgroup<0>();
-      pin(sums);
+      pin(sums[0]);
       release_stage(previous, lane);
       const unsigned tile = now.tile(warp);
       if (tile >= work.tiles) continue;
       const bool whole = now.end - now.first == work.steps;
-      if (!whole && !add_parts(sums, partials, counters + tile, work, now, warp, lane)) continue;
-      finish_row_tile(sums, tile, row_scale, bias, residual, y, n, tokens, lane);
+      if (!whole && !add_parts(sums[0], partials, counters + tile, work, now, warp, lane)) continue;
+      finish_row_tile(sums[0], tile, row_scale, bias, residual, y, n, tokens, lane);
     }
   }
   __syncwarp();

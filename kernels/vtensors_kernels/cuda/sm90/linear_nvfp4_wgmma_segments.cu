@@ -10,12 +10,11 @@
 // Grid: clusters of kCluster blocks, at most as many as (groups of row tiles) x (segments); each takes an equal
 // range of that line: the end of a group, whole groups, the beginning of one. A block has kWarps row tiles of its
 // cluster's group.
-// Block: kWarps consumer warps, one row tile each, four to a warpgroup, and a producer (of whose warpgroup three
-// warps idle).
-//   consumer   fetches its own row tile, kChunk column steps a copy, through a ring of kSlots of its own; decodes
-//              them into products' A operands (nvfp4_packed.cuh is in that order), kDepth words in flight
-//   producer   fetches x, as permute_activations laid it out, one column step a stage, kStages stages for the
-//              whole block; the blocks of a cluster fetch a part each, for all
+// Block: kWarps consumer warps, one row tile each, four to a warpgroup, and a warpgroup that fetches.
+//   consumer   fills its ring of kSlots copies of kChunk column steps of its row tile; decodes them into products' A
+//              operands (nvfp4_packed.cuh is in that order), kDepth words in flight
+//   fetching   one warp fetches x, as permute_activations laid it out, one column step a stage, kStages stages for
+//              the whole block, the blocks of a cluster a part each, for all; kFetchers warps refill the rings
 // Nodes of the tree whose siblings are in another range go to `nodes`; the warp that comes last to a tile builds the
 // rest of its tree from them and sets the tile's counter back to 0.
 //
@@ -23,29 +22,26 @@
 
 #include "include/row_tile_output.cuh"
 #include "include/segment_tree.cuh"
-#include "include/segments_step.cuh"
+#include "include/segments_ranges.cuh"
 
-constexpr unsigned kPitch = kTokenTiles * 32;            // float4s of a warp's node
-constexpr unsigned kToNext = kWarps * kPitch;            // to the same warp's next place
-constexpr unsigned kOfBlock = kPlaces * kToNext;         // float4s of a block
+// In float4s: a warp's node, from there to the warp's next place, all of a block.
+constexpr unsigned kPitch = kTokenTiles * 32, kToNext = kWarps * kPitch, kOfBlock = kPlaces * kToNext;
 
 // Where this warp of the block of that cluster puts the nodes of its part of a group: a block has at most one part
-// that starts with the group's first segment, of up to three nodes, and one that does not, of up to three or, alone,
-// four.
+// that begins a group and does not end it, of up to three nodes, and one that does not begin it, of up to four.
 __device__ __forceinline__ unsigned nodes_of(unsigned cluster, int begin, int warp, int lane) {
-  return (cluster * kCluster + block_rank()) * kOfBlock + (begin == 0 ? 3 : 0) * kToNext + warp * kPitch + lane;
+  return (cluster * kCluster + block_rank()) * kOfBlock + (begin == 0 ? 4 : 0) * kToNext + warp * kPitch + lane;
 }
 
 // This warp's nodes are in memory; true, and the whole sums, for the tile's last warp.
-__device__ __forceinline__ bool join_parts(float (&sums)[kSums], const Waiting& waiting, float4* nodes, unsigned* counter,
-                                           const Work& work, unsigned group, int warp, int lane) {
+__device__ __forceinline__ bool join_parts(float (&sums)[kSums], const Waiting& waiting, float4* nodes,
+                                           unsigned* counter, const Work& work, unsigned group, int warp, int lane) {
   const unsigned first = work.owner(group * kSegments), last = work.owner(group * kSegments + kSegments - 1);
-  __threadfence();
-  __syncwarp();
+  __syncwarp();  // orders the warp's stores before lane 0's arrival, and its arrival before the warp's loads
   unsigned before = 0;
   if (lane == 0) before = count_arrival(counter);
   if (__shfl_sync(0xffffffffu, before, 0) != last - first) return false;
-  __threadfence();
+  __syncwarp();
   if (lane == 0) *counter = 0;
   const auto nothing = [](const float(&)[kSums]) {};
   int segment = 0;
@@ -114,7 +110,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void li
     const int consumer = lane * kFetchers + warp - kWarps - 1;
     if (warp == kWarps && leader) {
       wait_for_predecessors();
-      fetch_stages(staged, work, base);
+      fetch_stages(staged, work.begin, work.end, work.steps, base);
     } else if (warp > kWarps && warp <= kWarps + kFetchers && consumer < kWarps) {
       fetch_rest(blocks, work, base, consumer);
     }
@@ -123,9 +119,10 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void li
     wait_for_predecessors();
     const unsigned scale_step = kept(scale_multiplier());
     const unsigned long long x_first = operand_descriptor(base + Layout::kX, kTokens * 16, 128);
-    float sums[kSums], second[kSums];
-    // A four waits where it lies as the first node of a part from the group's first segment on. It is there last of
-    // all, so the place is free for those of earlier groups.
+    float chains[2][kSums];  // of the first and of the second halves of words
+    float(&sums)[kSums] = chains[0];
+    // A four waits where a part that begins a group has its first node: such a part is the last of a range, so the
+    // place is free before.
     const Waiting waiting = {base + Layout::kNodes + warp * 2 * kNodeBytes + 16 * lane,
                              nodes + nodes_of(work.cluster, 0, warp, lane)};
     unsigned operands[kDepth][2][4] = {};
@@ -148,7 +145,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void li
       int within = 0;
       for (int segment = begin; segment < end; ++segment) {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) sums[i] = second[i] = 0.0f;
+        for (int i = 0; i < kSums; ++i) chains[0][i] = chains[1][i] = 0.0f;
         unsigned previous = 0;
         const int segment_end = work.segment_step(segment + 1);
         for (int step = work.segment_step(segment); step < segment_end; ++step) {
@@ -157,8 +154,8 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void li
           const uint4 low = load_shared_128(block + 16 * lane), high = load_shared_128(block + 512 + 16 * lane);
           const unsigned scales = load_shared_32(block + kCodeBytes + 4 * lane);
           wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
-          multiply_step(sums, second, operands, low, high, scales,
-                        x_first + stage.index * (kStageBytes / 16), previous, lane, scale_step);
+          multiply_step(chains, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous,
+                        lane, scale_step);
           previous = base + Layout::kXEmpty + 8 * stage.index;
           stage.advance();
           if (++within == kChunk || step + 1 == last_step) {
@@ -169,11 +166,11 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void li
           }
         }
         wait_warpgroup<0>();
-        pin(sums);
-        pin(second);
+        pin(chains[0]);
+        pin(chains[1]);
         release_stage(previous, lane);
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) sums[i] += second[i];
+        for (int i = 0; i < kSums; ++i) sums[i] += chains[1][i];
         whole = add_node(sums, waiting, segment, 0, begin, give);
       }
       if (!whole && end < kSegments) give_waiting(sums, waiting, begin, end, give);

@@ -1,8 +1,8 @@
 #pragma once
-// Weights and activations into warpgroup products: copies through rings, decoding, one column step at a time.
+// How linear_nvfp4_wgmma_segments cuts a matrix in ranges, and the fetching of their weights.
 
 #include "include/segments_form.cuh"
-#include "include/wgmma_ptx.cuh"
+#include "include/wgmma_step.cuh"
 
 // The matrix as a line of (group of row tiles, segment), cut in one equal range a cluster; as columns it is a line of
 // (group, column step), whose range is begin .. end - 1.
@@ -95,67 +95,5 @@ __device__ __forceinline__ void fetch_rest(const unsigned char* blocks, const Wo
     fetch.copy(base + Layout::kRings + slot * kSlotBytes, base + Layout::kSlotFull + 8 * slot, blocks);
     fetch.advance(work, warp);
     at.advance();
-  }
-}
-
-// Fetches every stage of x in the order of a range: the blocks of a cluster a part each, for all.
-__device__ __forceinline__ void fetch_stages(const unsigned char* staged, const Work& work, unsigned base) {
-  fence_async_proxy();
-  Place<kStages> at;
-  constexpr unsigned kPart = kStageBytes / kCluster;
-  const unsigned part = block_rank() * kPart;
-  unsigned step = work.begin % work.steps;
-  for (unsigned place = work.begin; place < work.end; ++place, at.advance()) {
-    const unsigned full = base + Layout::kXFull + 8 * at.index;
-    const unsigned to = base + Layout::kX + at.index * kStageBytes + part;
-    const unsigned char* from = staged + static_cast<unsigned long long>(step) * kStageBytes + part;
-    wait_barrier(base + Layout::kXEmpty + 8 * at.index, at.parity ^ 1);
-    arrive_expecting(full, kStageBytes);
-    if (kCluster == 1) copy_bulk(to, from, kPart, full);
-    else copy_bulk_to_all(to, from, kPart, full, (1 << kCluster) - 1);
-    if (++step == work.steps) step = 0;
-  }
-}
-
-// This warp has read a stage of x (0: none): told to every block of the cluster.
-__device__ __forceinline__ void release_stage(unsigned empty, int lane) {
-  if (empty == 0) return;
-  if (kCluster == 1) {
-    if (lane == 0) arrive(empty);
-  } else if (lane < kCluster) {
-    arrive_in_cluster(cluster_address(empty, lane));
-  }
-}
-
-// One column step of a row tile times x: of every word, the first half into one chain of sums, the second half into
-// the other. previous: the stage of the step before, released when its products are done.
-__device__ __forceinline__ void multiply_step(float (&first)[kSums], float (&second)[kSums],
-                                              unsigned (&operands)[kDepth][2][4], uint4 low, uint4 high,
-                                              unsigned scales, unsigned long long x, unsigned previous, int lane,
-                                              unsigned scale_step) {
-  const unsigned low_words[kWords] = {low.x, low.y, low.z, low.w};
-  const unsigned high_words[kWords] = {high.x, high.y, high.z, high.w};
-  const unsigned low_scales[2] = {decode_scale<0>(scales, scale_step), decode_scale<1>(scales, scale_step)};
-  const unsigned high_scales[2] = {decode_scale<2>(scales, scale_step), decode_scale<3>(scales, scale_step)};
-#pragma unroll
-  for (int u = 0; u < kWords; ++u) {
-    unsigned(&a)[2][4] = operands[u % kDepth];
-    wait_warpgroup<kDepth - 1>();
-    pin(a[0]);
-    pin(a[1]);
-    if (u == kDepth - 1) release_stage(previous, lane);
-    unsigned row[2][4];
-    decode_word(low_words[u], low_scales[u / 2], row[0]);
-    decode_word(high_words[u], high_scales[u / 2], row[1]);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[h][i] = row[i % 2][2 * h + i / 2];
-    pin(a[0]);
-    pin(a[1]);
-    fence_warpgroup();
-    multiply_warpgroup(first, a[0], x + 2 * u * (2 * kTokens));
-    multiply_warpgroup(second, a[1], x + (2 * u + 1) * (2 * kTokens));
-    commit_warpgroup();
   }
 }

@@ -1,0 +1,90 @@
+#pragma once
+// What the warpgroup kernels share, behind wgmma_form.cuh or segments_form.cuh: places in rings, the stages of x, one
+// column step of products.
+
+#include "include/nvfp4_packed.cuh"
+#include "include/wgmma_ptx.cuh"
+
+__device__ __forceinline__ unsigned block_rank() { return kCluster > 1 ? cluster_rank() : 0; }
+
+// A place in a ring and the parity of its round.
+template <int size>
+struct Place {
+  unsigned index = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++index == size) index = 0, parity ^= 1;
+  }
+};
+
+// Fetches the stages of x for places begin .. end - 1 of a line of rows of `steps` column steps: the blocks of a
+// cluster a part each, for all. One thread.
+__device__ __forceinline__ void fetch_stages(const unsigned char* staged, unsigned begin, unsigned end, unsigned steps,
+                                             unsigned base) {
+  fence_async_proxy();
+  Place<kStages> at;
+  constexpr unsigned kPart = kStageBytes / kCluster;
+  const unsigned part = block_rank() * kPart;
+  unsigned step = begin % steps;
+  for (unsigned place = begin; place < end; ++place, at.advance()) {
+    const unsigned full = base + Layout::kXFull + 8 * at.index;
+    const unsigned to = base + Layout::kX + at.index * kStageBytes + part;
+    const unsigned char* from = staged + static_cast<unsigned long long>(step) * kStageBytes + part;
+    wait_barrier(base + Layout::kXEmpty + 8 * at.index, at.parity ^ 1);
+    arrive_expecting(full, kStageBytes);
+    if (kCluster == 1) copy_bulk(to, from, kPart, full);
+    else copy_bulk_to_all(to, from, kPart, full, (1 << kCluster) - 1);
+    if (++step == steps) step = 0;
+  }
+}
+
+// This warp has read a stage of x (0: none): told to every block of the cluster.
+__device__ __forceinline__ void release_stage(unsigned empty, int lane) {
+  if (empty == 0) return;
+  if (kCluster == 1) {
+    if (lane == 0) arrive(empty);
+  } else if (lane < kCluster) {
+    arrive_in_cluster(cluster_address(empty, lane));
+  }
+}
+
+// One column step of a row tile times x: kWords * 2 products of 16 columns. With two chains of sums the second halves
+// of words go to the second. previous: the stage of the step before, released when its products are done, or 0.
+template <int chains>
+__device__ __forceinline__ void multiply_step(float (&sums)[chains][kSums], unsigned (&operands)[kDepth][2][4],
+                                              uint4 low, uint4 high, unsigned scales, unsigned long long x,
+                                              unsigned previous, int lane, unsigned scale_step) {
+  const unsigned low_words[kWords] = {low.x, low.y, low.z, low.w};
+  const unsigned high_words[kWords] = {high.x, high.y, high.z, high.w};
+  const unsigned low_scales[2] = {decode_scale<0>(scales, scale_step), decode_scale<1>(scales, scale_step)};
+  const unsigned high_scales[2] = {decode_scale<2>(scales, scale_step), decode_scale<3>(scales, scale_step)};
+  // Registers that a group of products reads are free once the groups since are the only ones in flight.
+  constexpr int kInFlight = kDepth / kGroup - 1;
+#pragma unroll
+  for (int first = 0; first < kWords; first += kGroup) {
+    wait_warpgroup<kInFlight>();
+#pragma unroll
+    for (int u = first; u < first + kGroup; ++u) pin(operands[u % kDepth][0]), pin(operands[u % kDepth][1]);
+    // All products of the step before are done by now.
+    if (first == kDepth - kGroup) release_stage(previous, lane);
+#pragma unroll
+    for (int u = first; u < first + kGroup; ++u) {
+      unsigned(&a)[2][4] = operands[u % kDepth];
+      unsigned row[2][4];
+      decode_word(low_words[u], low_scales[u / 2], row[0]);
+      decode_word(high_words[u], high_scales[u / 2], row[1]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[h][i] = row[i % 2][2 * h + i / 2];
+      pin(a[0]);
+      pin(a[1]);
+    }
+    fence_warpgroup();
+#pragma unroll
+    for (int u = first; u < first + kGroup; ++u)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        multiply_warpgroup(sums[h % chains], operands[u % kDepth][h], x + (2 * u + h) * (2 * kTokens));
+    commit_warpgroup();
+  }
+}

@@ -1,0 +1,56 @@
+"""From launchers of [M, K] to the calls that ops are: any leading shape, a norm in front, the largest behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtensors_kernels.nvfp4.wgmma import WgmmaWorkspace
+from vtensors_kernels.reference.linear_argmax import argmax
+from vtensors_kernels.reference.rms_norm import rms_norm
+
+Call = Callable[..., Tensor]
+
+
+def for_op(op: str, linear: Call) -> Call:
+    """The op's call from one of its launcher's that computes neither norm nor argmax.
+
+    linear: (x, residual) for linear_add, else (x), of [M, K]. Errors: those of linear.
+    """
+    if op.startswith("norm_"):
+        return over_rows(lambda x, gain, eps: linear(rms_norm(x, gain, eps, zero_centered=False)))
+    if op == "linear_argmax":
+        return over_rows(lambda x: argmax(linear(x)))
+    return over_rows(linear)
+
+
+def over_rows(call: Call) -> Call:
+    """The call for x [..., K]: leading dimensions become rows, those of a residual of as many dimensions too."""
+
+    def any_shape(x: Tensor, *rest: Any) -> Tensor:
+        if x.dim() == 2:
+            return call(x, *rest)
+        flat = [
+            value.reshape(-1, value.shape[-1])
+            if isinstance(value, Tensor) and value.shape[:-1] == x.shape[:-1]
+            else value
+            for value in (x, *rest)
+        ]
+        y = call(*flat)
+        return y.reshape(*x.shape[:-1], *y.shape[1:])
+
+    return any_shape
+
+
+def workspace_here(device: torch.device) -> WgmmaWorkspace:
+    """The workspace that all layers on this device share which are bound on torch's current stream."""
+    return _workspace(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=16)
+def _workspace(device: torch.device, _stream: int) -> WgmmaWorkspace:
+    return WgmmaWorkspace(device=device)

@@ -46,18 +46,9 @@ def time_calls(calls: Sequence[Call], *, graph_us: float, replays: int) -> Times
     """
     stream = torch.cuda.Stream()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    with torch.cuda.stream(stream):
-        calls[0]()
-        begin.record(stream)
-        for call in calls:
-            call()
-        end.record(stream)
-        stream.synchronize()
-        estimate = max(begin.elapsed_time(end) * 1e3 / len(calls), 1.0)
-        rounds = max(1, round(graph_us / estimate / len(calls)))
-        launches = rounds * len(calls)
-        graph = torch.cuda.CUDAGraph()
-        last: object = None
+
+    def capture(rounds: int) -> tuple[torch.cuda.CUDAGraph, object]:
+        graph, last = torch.cuda.CUDAGraph(), None
         torch.cuda.synchronize()
         # Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time.
         graph.capture_begin()
@@ -68,13 +59,25 @@ def time_calls(calls: Sequence[Call], *, graph_us: float, replays: int) -> Times
                     last = call()
         finally:
             graph.capture_end()
-        times = []
-        for _ in range(replays + 2):
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            stream.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3 / launches)
+        return graph, last
+
+    def replay(graph: torch.cuda.CUDAGraph) -> float:
+        begin.record(stream)
+        graph.replay()
+        end.record(stream)
+        stream.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+        # One round, as a graph: launched one by one, small kernels take as long as the host needs.
+        first, _ = capture(1)
+        estimate = max(min(replay(first) for _ in range(3)), 1.0)
+        rounds = max(1, round(graph_us / estimate))
+        launches = rounds * len(calls)
+        graph, last = capture(rounds)
+        times = [replay(graph) / launches for _ in range(replays + 2)]
     kept = times[2:]
     if isinstance(last, Tensor):
         last = last.clone()  # outlives the graph's memory

@@ -80,7 +80,9 @@ def test_scales_of_fp8_blocks_are_left_to_a_kernel_that_takes_them_as_they_are(
 
 @pytest.mark.fault("B31")
 @pytest.mark.parametrize("capability", EVERY)
-@pytest.mark.parametrize("op", ["linear", "norm_linears", "norm_linear_swiglu", "linear_add", "linear_argmax"])
+@pytest.mark.parametrize(
+    "op", ["linear", "norm_linears", "norm_linear_swiglu", "linear_add", "linear_argmax"]
+)
 def test_one_kernel_serves_every_number_of_rows_from_1_to_32(op: str, capability: tuple[int, int]) -> None:
     for shape in SHAPES:
         for traits in (frozenset[str](), frozenset({"bias", "row_scale"})):
@@ -157,7 +159,9 @@ def test_a_row_that_does_not_fit_is_known_before_the_first_token_and_another_ker
     assert serves(k, "sm_90a")
     assert "linear_nvfp4_stream" in kernels_of(planned(asked((5120, k)))).values()
     plan = planned(asked((5120, k), (12, 1)))
-    assert dict(plan.rejected)["linear_nvfp4_stream"] == f"a row of {k} columns does not fit into shared memory"
+    assert (
+        dict(plan.rejected)["linear_nvfp4_stream"] == f"a row of {k} columns does not fit into shared memory"
+    )
     assert not {"linear_reference", "linear_nvfp4_stream"} & set(kernels_of(plan).values())
 
 
@@ -195,7 +199,9 @@ def test_each_kernel_whose_launch_fails_gives_way_to_the_next_down_to_the_refere
     monkeypatch.setattr(cuda_nvfp4_binding, "PROBES", {k: test_of(k) for k in cuda_nvfp4_binding.PROBES})
     monkeypatch.setattr(cuda_nvfp4_binding, "BINDERS", {k: binder(k) for k in cuda_nvfp4_binding.BINDERS})
     unprepared: list[KernelSpec] = [
-        attrs.evolve(kernel, prepare=None if kernel.layout == "stored" else lambda weights, request: weights[0])
+        attrs.evolve(
+            kernel, prepare=None if kernel.layout == "stored" else lambda weights, request: weights[0]
+        )
         for kernel in KERNELS
     ]
     one_row, seen = torch.zeros(1, 17408), []

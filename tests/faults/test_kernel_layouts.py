@@ -75,7 +75,13 @@ def test_kernels_of_one_layout_share_one_preparation_and_others_get_the_weight_a
         return bind
 
     kernels = [
-        kernel(name, layout=layout, tokens=tokens, prepare=prepare if layout != "stored" else None, bind=bound_by(name))
+        kernel(
+            name,
+            layout=layout,
+            tokens=tokens,
+            prepare=prepare if layout != "stored" else None,
+            bind=bound_by(name),
+        )
         for name, layout, tokens in (
             ("linear_few", "packed", (1, 32)),
             ("linear_some", "packed", (33, 64)),
@@ -197,4 +203,3 @@ def test_a_weight_that_a_kernel_has_prepared_is_not_kept_as_stored_too(tmp_path:
     assert max(most) <= 2
     assert alive() == 0
     torch.testing.assert_close(model.logits(IDS), load(folder).logits(IDS), rtol=0, atol=1e-4)
-

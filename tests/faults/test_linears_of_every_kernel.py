@@ -40,10 +40,10 @@ def _runs(kernel: KernelSpec) -> Any:
 every_kernel = pytest.mark.parametrize("kernel", [_runs(kernel) for kernel in LINEARS])
 
 
-def _request(kernel: KernelSpec, weight: NVFP4Weight, dtype: torch.dtype, op: str = "linear") -> KernelRequest:
+def _request(kernel: KernelSpec, weight: NVFP4Weight, dtype: torch.dtype) -> KernelRequest:
     on_gpu = kernel.numerics != "reference"
     return KernelRequest(
-        op=op,
+        op="linear",
         scheme="nvfp4",
         activations="16bit",
         device="cuda:0" if on_gpu else "cpu",

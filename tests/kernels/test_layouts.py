@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 
+from fp8_cases import make_fp8
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.nvfp4 import quantize_nvfp4
@@ -33,6 +35,18 @@ def test_the_packed_layout_tells_its_size_from_its_shape(n: int, k: int) -> None
 def test_paired_rows_take_what_their_shape_tells(f: int, k: int) -> None:
     packed = pack_reference([_weight(f, k), _weight(f, k)], paired=True)
     assert prepared_bytes(PAIRED_LAYOUT, _request(2 * f, k), stored=0) == packed.nbytes
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row", "block", "mx"])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (40, 64), (33, 416)])
+def test_the_packed_fp8_layout_too(n: int, k: int, kind: str) -> None:
+    weight = make_fp8(kind, n, k)
+    request = KernelRequest(
+        op="linear", scheme=weight.scheme, activations="16bit", device="cpu", shape=(n, k), parts=(n,)
+    )
+    assert prepared_bytes(fp8.LAYOUT, request, stored=0) == pack_fp8_reference([weight]).nbytes
+    nvfp4 = attrs.evolve(request, scheme="nvfp4")
+    assert prepared_bytes(fp8.LAYOUT, nvfp4, stored=0) is None
 
 
 def test_bias_and_pre_scale_count() -> None:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.gpu
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("warps", [4, 8, 16])
 def test_every_code_times_every_scale_is_exact_in_the_stored_kernel(warps: int, dtype: torch.dtype) -> None:
@@ -38,6 +39,7 @@ def test_every_code_times_every_scale_is_exact_in_the_stored_kernel(warps: int, 
     assert torch.equal(out.float(), weight.dequantize().t())
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     ("group", "per_row", "bias"), [(16, False, True), (32, True, False), (16, True, False)]
@@ -57,6 +59,7 @@ def test_the_stored_kernel_agrees_with_the_reference(
     assert relative(ours, linear(x.float(), weight)) < TOLERANCE[dtype]
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("k", [16, 48, 144, 176, 2064])
 def test_the_stored_kernel_takes_columns_that_are_no_multiple_of_32(k: int, dtype: torch.dtype) -> None:
@@ -67,6 +70,7 @@ def test_the_stored_kernel_takes_columns_that_are_no_multiple_of_32(k: int, dtyp
     assert relative(ours, linear(x.float(), weight)) < TOLERANCE[dtype]
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("n", "k"), [(43, 176), (200, 640), (300, 5120), (5000, 2048)])
 def test_a_row_is_the_same_bits_at_any_m_place_and_neighbour(n: int, k: int, dtype: torch.dtype) -> None:
@@ -81,6 +85,7 @@ def test_a_row_is_the_same_bits_at_any_m_place_and_neighbour(n: int, k: int, dty
     assert torch.equal(call(x[mixed]), alone[mixed])
 
 
+@pytest.mark.fault("B31")
 def test_a_nan_of_one_token_stays_with_it() -> None:
     from vtensors_kernels.nvfp4.stored import bind_linear
 
@@ -188,6 +193,7 @@ def test_gathered_rows_are_bit_for_bit_the_references(
     assert torch.equal(ours, reference_embedding(ids, weight, dtype))
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_code_times_every_scale_is_gathered_exactly(dtype: torch.dtype) -> None:
     from vtensors_kernels.nvfp4.embedding import bind_embedding
@@ -205,6 +211,7 @@ def test_an_id_outside_the_vocabulary_gives_a_row_of_nan() -> None:
     assert out[1:].isnan().all()
 
 
+@pytest.mark.fault("B83")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("k", "traits"),
@@ -240,6 +247,7 @@ def test_the_probes_pass(k: int, traits: tuple[str, ...], dtype: str) -> None:
     probes.probe_embedding(request("embedding", 512))
 
 
+@pytest.mark.fault("B83")
 def test_a_probe_tells_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     from vtensors_kernels.nvfp4 import probes, stored
     from vtensors_kernels.nvfp4.repack import row_scale as right

@@ -26,6 +26,7 @@ from vtensors_kernels.reference.swiglu import swiglu
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.fault("B02")
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize(
     ("group", "per_row", "divisor"), [(16, False, False), (32, True, False), (16, True, True)]
@@ -48,6 +49,7 @@ def test_the_repack_kernel_writes_the_bytes_of_its_twin(
     assert torch.equal(packed.bias.cpu(), wanted.bias)
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("k", [16, 48, 80, 176])
 def test_columns_that_are_no_multiple_of_32_are_repacked(k: int) -> None:
     from vtensors_kernels.nvfp4.repack import pack
@@ -57,6 +59,7 @@ def test_columns_that_are_no_multiple_of_32_are_repacked(k: int) -> None:
     assert torch.equal(unpack_reference(pack([weight])).cpu(), weight.to("cpu").dequantize())
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_code_times_every_scale_is_widened_exactly(dtype: torch.dtype) -> None:
     from vtensors_kernels.nvfp4.packed_widening import PackedWidener
@@ -85,6 +88,7 @@ def test_a_range_of_rows_is_widened_exactly(paired: bool, dtype: torch.dtype) ->
     assert torch.equal(out.float() * 256, wanted)
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     ("per_row", "bias", "pre"), [(False, False, False), (True, False, True), (False, True, False)]

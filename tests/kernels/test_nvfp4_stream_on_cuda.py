@@ -17,6 +17,7 @@ TOKENS = [1, 2, 3, 8, 9, 16, 17, 31, 32]
 FEW_TOKENS = [1, 2, 7, 16, 29]
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_code_times_every_scale_is_exact(rows: int, dtype: torch.dtype) -> None:
@@ -28,6 +29,7 @@ def test_every_code_times_every_scale_is_exact(rows: int, dtype: torch.dtype) ->
     assert torch.equal(torch.cat(alone).float(), wanted)
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_any_shape_and_number_of_tokens(m: int, n: int, k: int, rows: int, dtype
     check(ours, linear(x.float(), weight), dtype)
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize("clusters", [1, 2, 7])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("k", [272, 5120, 17408])
@@ -61,12 +64,14 @@ def test_a_row_is_the_same_bits_at_any_number_of_tokens_and_place(k: int, rows: 
     assert torch.equal(call(x[3:4].expand(32, -1)), whole[3:4].expand(32, -1))
 
 
+@pytest.mark.fault("B31")
 def test_a_row_is_the_same_bits_whatever_matrix_it_is_packed_with() -> None:
     parts, x = [make_weight(n, 2048, seed=n) for n in (300, 40, 17)], make_x(5, 2048, torch.bfloat16)
     together = stream_linear(parts, x.dtype)(x)
     assert torch.equal(together, torch.cat([stream_linear(part, x.dtype)(x) for part in parts], dim=-1))
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("n", [40, 77, 333, 1160])

@@ -47,6 +47,7 @@ def _check(ours: Tensor, wanted: Tensor) -> None:
     assert float(error.max()) < TOLERANCE, f"worst row {int(error.argmax())}: {float(error.max()):.1e}"
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("m", TOKENS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_residual_is_added_before_the_rounding(m: int, n: int) -> None:
     _check(ours, _wanted(packed, x) + residual.float())
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("paired", [False, True])
 def test_bias_pre_scale_and_a_global_scale_per_row(dtype: torch.dtype, paired: bool) -> None:
@@ -124,6 +126,7 @@ def test_bias_pre_scale_and_a_global_scale_per_row(dtype: torch.dtype, paired: b
     _check(_run(WgmmaLinear(packed, dtype, "linear_swiglu" if paired else "linear"), x), wanted)
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_code_times_every_block_scale_is_exact(dtype: torch.dtype) -> None:
     codes = torch.tensor([(2 * i % 16) | (2 * i + 1) % 16 << 4 for i in range(8)], dtype=torch.uint8)
@@ -157,6 +160,7 @@ def test_a_hundred_graph_replays_agree_in_shared_memory_full_of_ones(n: int, k: 
     assert not workspace.counters.any()
 
 
+@pytest.mark.fault("B83")
 @pytest.mark.parametrize("epilogue", ["linear", "linears", "linear_add", "linear_swiglu"])
 def test_the_probe_passes_for_a_large_shape(epilogue: str) -> None:
     probe_wgmma((34816, 5120), torch.bfloat16, epilogue, CUDA, (33, 64))

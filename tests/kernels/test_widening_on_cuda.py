@@ -23,6 +23,7 @@ def _relative(ours: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((ours.float() - wanted.float()).norm() / wanted.float().norm())
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_code_times_every_block_scale_is_exact(dtype: torch.dtype) -> None:
     from vtensors_kernels.wideners import NVFP4Widener
@@ -49,6 +50,7 @@ def _nvfp4(n: int, k: int, *, per_row: bool) -> NVFP4Weight:
     ).to("cuda")
 
 
+@pytest.mark.fault("B69")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(1, 16), (7, 48), (32, 64), (96, 176), (400, 400), (4304, 1024)])

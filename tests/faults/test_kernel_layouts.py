@@ -21,12 +21,13 @@ from vtensors.kernel_binding import bind_plan
 from vtensors.manager import Plugins
 from vtensors.records import KernelRequest
 from vtensors.selection import plan_kernels
-from vtensors_formats import NVFP4Weight
+from vtensors_formats import FP8Weight, NVFP4Weight
 from vtensors_kernels.layouts import prepared_bytes
 from vtensors_kernels.nvfp4 import packed_widening
 from vtensors_kernels.nvfp4.packed import LAYOUT, PAIRED_LAYOUT
 from vtensors_kernels.nvfp4.stream import StreamLinear
 from vtensors_kernels.nvfp4.wgmma import WgmmaLinear
+from vtensors_kernels.reference.fp8_packing import pack_fp8_reference, unpack_fp8_reference
 from vtensors_kernels.reference.nvfp4_packing import pack_reference, unpack_reference
 
 E4M3 = torch.float8_e4m3fn
@@ -138,6 +139,16 @@ def test_every_block_scale_has_a_byte_of_its_own_in_the_packed_layout() -> None:
     codes = torch.full((126, 8), 0x22, dtype=torch.uint8)
     weight = NVFP4Weight(codes=codes, block_scale=every.view(E4M3), global_scale=torch.tensor(1.0))
     assert torch.equal(unpack_reference(pack_reference([weight])), every.view(E4M3).float().expand(126, 16))
+
+
+@pytest.mark.fault("B14")
+def test_block_scales_that_are_no_powers_of_two_are_packed_as_they_are() -> None:
+    codes = (torch.arange(256 * 256) % 127).to(torch.uint8).reshape(256, 256).view(E4M3)
+    scale = torch.tensor([[0.0021, 0.0033], [0.0047, 0.0021]])
+    weight = FP8Weight(codes=codes, scale=scale, block=(128, 128))
+    wanted = codes.float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    found = unpack_fp8_reference(pack_fp8_reference([weight]))
+    torch.testing.assert_close(found, wanted, rtol=2**-22, atol=0)
 
 
 def _request(n: int, k: int) -> KernelRequest:

@@ -6,6 +6,7 @@ No GPU: what a launcher would return is computed by torch, with a fault or witho
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,7 +153,8 @@ class _Stream:
         if self._split is not None and m > self._split:
             half = x.shape[1] // 2
             halves = [(x[:, :half], self._matrix[:, :half]), (x[:, half:], self._matrix[:, half:])]
-            y = sum(_by_rows(self._row, part.contiguous(), matrix, self._scale) for part, matrix in halves)
+            one, two = (_by_rows(self._row, part, matrix, self._scale) for part, matrix in halves)
+            y = one + two
         if self._packed.paired:
             y = swiglu(*y.chunk(2, dim=-1))
         y = y if residual is None else y + residual.float()
@@ -169,7 +171,7 @@ def on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _probe_stream(monkeypatch: pytest.MonkeyPatch, request: KernelRequest, **fault: Any) -> None:
-    monkeypatch.setattr(stream_probe, "StreamLinear", lambda *a, **named: _Stream(*a, **named, **fault))
+    monkeypatch.setattr(stream_probe, "StreamLinear", partial(_Stream, **fault))
     stream_probe.probe_stream(attrs.evolve(request, capability=(9, 0)))
 
 

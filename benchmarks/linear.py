@@ -1,7 +1,8 @@
-"""Times of the NVFP4 linears that the selection picks, on a CUDA device, against peers and the read floor, in one run.
+"""Times of the linears that the selection picks, on a CUDA device, against peers and the read floor, in one run.
 
     python benchmarks/linear.py --marlin DIR --json benchmarks/results/linear-h200.json
     python benchmarks/linear.py --quick --shapes gate_up,o_out --tokens 1,16 --impls vtensors,cublas_bf16
+    python benchmarks/linear.py --impls vtensors_fp8,vtensors_fp8_block,vtensors_mxfp8,marlin_fp8,scaled_mm_fp8
 
 A time is the median of replays of a CUDA graph that rotates over at least 400 MB of copies of the weight. Each
 implementation is first held against float32 on every element, with uninitialised memory poisoned, and again on the
@@ -34,7 +35,8 @@ from selected import launches_seen
 from torch import Tensor
 
 IMPLS = (table.OURS, table.OURS_APART, table.MARLIN, table.CUBLAS, table.SCALED_MM)
-MORE_IMPLS = (table.MARLIN_FP8,)
+FP8_IMPLS = (table.OURS_FP8, table.OURS_FP8_BLOCK, table.OURS_MXFP8)
+MORE_IMPLS = (table.MARLIN_FP8, *FP8_IMPLS)
 
 
 @attrs.define(kw_only=True)
@@ -167,7 +169,7 @@ def _first_call(subject: Subject, x: Tensor, wanted: Tensor) -> tuple[float, boo
             result = call(x)
         return _checked(result, wanted, "a single call"), True, launches
     except ValueError:
-        if subject.impl in (table.OURS, table.OURS_APART):
+        if subject.impl in (table.OURS, table.OURS_APART, *FP8_IMPLS):
             raise
         return _checked(call(x), wanted, "a single call"), False, []
 

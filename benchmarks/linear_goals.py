@@ -31,6 +31,8 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64)
 
 OURS, OURS_APART = "vtensors", "vtensors_no_pdl"
 MARLIN, MARLIN_SCALED = "marlin_nvfp4", "marlin_nvfp4_published"
+# Ours on FP8 and MXFP8 weights of the same shape; peers: MARLIN_FP8, and SCALED_MM on quantized activations.
+OURS_FP8, OURS_FP8_BLOCK, OURS_MXFP8 = "vtensors_fp8", "vtensors_fp8_block", "vtensors_mxfp8"
 CUBLAS, SCALED_MM, MARLIN_FP8 = "cublas_bf16", "scaled_mm_fp8", "marlin_fp8"
 
 # M -> geometric mean over the 27B's shapes of Marlin's time over ours, and the least for any shape.

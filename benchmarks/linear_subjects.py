@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,7 +13,7 @@ from peers.marlin import Marlin
 from selected import bind_linear, no_dependent_launches
 from torch import Tensor
 
-from vtensors_formats import FP8Weight, NVFP4Weight
+from vtensors_formats import FP8Weight, MXFP8Weight, NVFP4Weight
 
 TensorCall = Callable[[Tensor], Tensor]
 ROWS_AT_ONCE = 16384
@@ -60,7 +61,11 @@ def bytes_read(impl: str, n: int, k: int) -> int:
     """Bytes of the weight that an implementation must read."""
     if impl == table.CUBLAS:
         return 2 * n * k
-    return n * k if impl in (table.SCALED_MM, table.MARLIN_FP8) else table.nvfp4_bytes(n, k)
+    if impl in (table.SCALED_MM, table.MARLIN_FP8, table.OURS_FP8):
+        return n * k
+    if impl == table.OURS_FP8_BLOCK:
+        return n * k + 4 * -(-n // 128) * -(-k // 128)
+    return n * k + n * k // 32 if impl == table.OURS_MXFP8 else table.nvfp4_bytes(n, k)
 
 
 def make_subject(impl: str, fixture: Fixture, marlin: Marlin | str, copies: int) -> Subject:
@@ -72,6 +77,8 @@ def make_subject(impl: str, fixture: Fixture, marlin: Marlin | str, copies: int)
     nbytes = bytes_read(impl, n, k)
     if impl in (table.OURS, table.OURS_APART):
         return _ours(impl, fixture, nbytes, copies)
+    if impl in (table.OURS_FP8, table.OURS_FP8_BLOCK, table.OURS_MXFP8):
+        return _ours_fp8(impl, fixture, nbytes, copies)
     if impl == table.CUBLAS:
         matrix = _bfloat16(fixture.weight)
         matrices = [matrix, *(matrix.clone() for _ in range(copies - 1))]
@@ -104,6 +111,33 @@ def _ours(impl: str, fixture: Fixture, nbytes: int, copies: int) -> Subject:
         product=fixture.product,
         kernel=bound[0].kernel_for,
         around=no_dependent_launches if impl == table.OURS_APART else nullcontext,
+    )
+
+
+def _ours_fp8(impl: str, fixture: Fixture, nbytes: int, copies: int) -> Subject:
+    """The codes of `_fp8` under a scale for all, for blocks of 128 x 128, or for 32 columns."""
+    plain = _fp8(fixture.weight)
+    n, k = plain.shape
+    weight: FP8Weight | MXFP8Weight = plain
+    if impl == table.OURS_FP8_BLOCK:
+        scale = plain.scale * torch.ones(-(-n // 128), -(-k // 128), device=plain.device)
+        weight = attrs.evolve(plain, scale=scale, block=(128, 128))
+    elif impl == table.OURS_MXFP8:
+        exponents = torch.full((n, k // 32), 127 + round(math.log2(_W_SCALE)), dtype=torch.uint8)
+        weight = MXFP8Weight(codes=plain.codes, scale=exponents.to(plain.device))
+    # A kernel that reads the weight as stored must find each copy in memory of its own.
+    bound = [
+        bind_linear(
+            [attrs.evolve(weight, codes=weight.codes.clone())], "linear", torch.bfloat16, fixture.x.device
+        )
+        for _ in range(copies)
+    ]
+    return Subject(
+        impl=impl,
+        calls=[each.call for each in bound],
+        nbytes=nbytes,
+        product=_product(fixture.x, plain),
+        kernel=bound[0].kernel_for,
     )
 
 

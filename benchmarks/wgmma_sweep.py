@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -56,7 +57,7 @@ _LINE = re.compile(
 )
 
 
-def microseconds(calls: list[WgmmaLinear], x: Tensor) -> float:
+def microseconds(calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> float:
     """Median time of one call."""
     rounds = max(1, 40 // len(calls))
     for call in calls[:2]:
@@ -64,7 +65,7 @@ def microseconds(calls: list[WgmmaLinear], x: Tensor) -> float:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls * rounds:
+        for call in (*calls,) * rounds:
             call(x)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times = []
@@ -220,9 +221,21 @@ def main() -> None:
     if options.worker:
         work(names)
         return
-    stop, rows = time.monotonic() + options.seconds, list[list[object]]()
+    rows: list[list[object]] = []
+    for line in supervise(__file__, names, options.seconds):
+        print(line, end="", flush=True)
+        if row := _LINE.match(line):
+            rows.append([int(value) if value.isdigit() else value for value in row.groups()[:-1]])
+            rows[-1].append(float(row[row.lastindex or 0]))
+    if options.json:
+        options.json.write_text(_table(rows), encoding="utf-8")
+
+
+def supervise(script: str, names: list[str], seconds: float, more: tuple[str, ...] = ()) -> Iterator[str]:
+    """Lines of `script --worker --shapes names`, started again behind the shape where it fails or falls silent."""
+    stop = time.monotonic() + seconds
     while names and time.monotonic() < stop:
-        command = [sys.executable, __file__, "--worker", "--shapes", ",".join(names)]
+        command = [sys.executable, script, "--worker", "--shapes", ",".join(names), *more]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_read, args=(process, lines), daemon=True).start()
@@ -231,21 +244,16 @@ def main() -> None:
             try:
                 line = lines.get(timeout=max(0.1, min(SILENCE, stop - time.monotonic())))
             except queue.Empty:
-                print("  silence or time is up: the worker is stopped", flush=True)
+                yield "  silence or time is up: the worker is stopped\n"
                 break
             if line is None:
                 break
             if line.startswith("@ "):
                 begun = names.index(line[2:].strip())
-            print(line, end="", flush=True)
-            if row := _LINE.match(line):
-                rows.append([int(value) if value.isdigit() else value for value in row.groups()[:-1]])
-                rows[-1].append(float(row[row.lastindex or 0]))
+            yield line
         process.kill()
         code = process.wait()
         names = [] if code == 0 else names[max(begun, 0) + 1 :]
-    if options.json:
-        options.json.write_text(_table(rows), encoding="utf-8")
 
 
 def _table(rows: list[list[object]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 import attrs
@@ -109,13 +110,18 @@ def _bind(
         return failure
     try:
         if kernel.layout not in prepared:
-            prepared[kernel.layout] = prepare_weights(kernel, weights, asked)
+            made = prepare_weights(kernel, weights, asked)
+            if made is None or _nbytes(made) < 0:
+                said = "nothing" if made is None else f"a {type(made).__name__} of {made.nbytes} bytes"
+                return f"failed to prepare: it gives {said}"
+            prepared[kernel.layout] = made
     except PLUGIN_FAILURES as problem:
         return f"failed to prepare: {told(problem)}"
     try:
-        return kernel.bind(prepared[kernel.layout], asked)
+        call: object = kernel.bind(prepared[kernel.layout], asked)
     except PLUGIN_FAILURES as problem:
         return f"failed to bind: {told(problem)}"
+    return call if callable(call) else f"failed to bind: it gives {call!r:.40}, not a function"
 
 
 def _joined(plan: KernelPlan, calls: Sequence[Call]) -> Call:
@@ -143,8 +149,7 @@ def _joined(plan: KernelPlan, calls: Sequence[Call]) -> Call:
 
 
 def _nbytes(prepared: Any) -> int:
-    """Bytes of a prepared weight, or of a tuple of stored ones."""
+    """Bytes of a prepared weight, or of a tuple of stored ones; 0 where it does not tell."""
     if isinstance(prepared, tuple):
         return sum(_nbytes(weight) for weight in prepared)
-    found = getattr(prepared, "nbytes", 0)
-    return found if isinstance(found, int) else 0
+    return index(getattr(prepared, "nbytes", 0))

@@ -61,7 +61,7 @@ def candidates_for(
         reason = standing_reason(kernel, request, pool) or _reason_of_rows(kernel, request)
         if reason is None and wanted and kernel.name not in wanted:
             reason = f"{SWITCH} asks for {asked}"
-        reason = reason or _refusal(kernel, request)
+        reason = reason or refusal_of(kernel, request)
         cost = reason or _cost(kernel, request, pool.cost_of)
         if isinstance(cost, str):
             rejected.append((kernel.name, cost))
@@ -120,8 +120,26 @@ def rows_in_words(rows: Rows) -> str:
 
 def told(problem: BaseException) -> str:
     """An exception in one line."""
-    text = "; ".join(line.strip() for line in str(problem).splitlines() if line.strip())
+    text = in_one_line(str(problem))
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
+
+
+def refusal_of(kernel: KernelSpec, request: KernelRequest) -> str | None:
+    """Why the kernel itself refuses the request, in one line, or None; how it failed where it cannot say."""
+    try:
+        answer: object = kernel.refuse(request)
+    except PLUGIN_FAILURES as problem:
+        return f"failed to say whether it can: {told(problem)}"
+    if answer is None:
+        return None
+    if isinstance(answer, str) and answer.strip():
+        return in_one_line(answer)
+    return f"failed to say whether it can: refuse() gives {answer!r:.40}, not a reason or None"
+
+
+def in_one_line(text: str) -> str:
+    """The lines of a text behind one another."""
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def no_kernel(request: KernelRequest, rejected: Rejected) -> VtensorsError:
@@ -145,23 +163,18 @@ def _reason_of_rows(kernel: KernelSpec, request: KernelRequest) -> str | None:
     return f"serves {rows_in_words(kernel.tokens)}, not {rows_in_words(request.tokens)}"
 
 
-def _refusal(kernel: KernelSpec, request: KernelRequest) -> str | None:
-    try:
-        return kernel.refuse(request)
-    except PLUGIN_FAILURES as problem:
-        return f"failed to say whether it can: {told(problem)}"
-
-
 def _cost(kernel: KernelSpec, request: KernelRequest, cost_of: CostOf | None) -> Candidate | str:
     """The candidate with its cost, or why there is none."""
     measured = None if cost_of is None else cost_of(kernel, request)
     if isinstance(measured, str):
         return measured
+    if measured is not None:
+        return Candidate(kernel=kernel, cost=measured, measured=True)
     try:
-        modelled = kernel.cost(request) if measured is None and callable(kernel.cost) else kernel.cost
-        value = float(modelled if measured is None else measured)  # type: ignore[arg-type]
+        modelled: object = kernel.cost(request) if callable(kernel.cost) else kernel.cost
+        value = math.nan if isinstance(modelled, (str, bool)) else float(modelled)  # type: ignore[arg-type]
     except PLUGIN_FAILURES as problem:
         return f"failed to tell its cost: {told(problem)}"
-    if not value >= 0:
-        return f"gives {value} microseconds as its cost"
-    return Candidate(kernel=kernel, cost=value, measured=measured is not None)
+    if not 0 <= value < math.inf:
+        return f"failed to tell its cost: {modelled!r:.40} is not microseconds from 0 on"
+    return Candidate(kernel=kernel, cost=value)

@@ -55,6 +55,10 @@ class KernelRules:
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
         return cls(rules=tuple(_parse(entry, kernel_names, scheme_names) for entry in entries))
 
+    def only(self, *, forbids: bool) -> KernelRules:
+        """The entries with a `!`, or those without."""
+        return KernelRules(rules=tuple(rule for rule in self.rules if rule.forbids is forbids))
+
     def forbidding(self, kernel: KernelSpec, scheme: str) -> KernelRule | None:
         """The rule that forbids the kernel for the scheme, or None."""
         return next((r for r in self.rules if r.forbids and r.speaks_of(scheme) and r.names(kernel)), None)
@@ -110,7 +114,7 @@ def _parse(entry: str, kernels: list[str], schemes: list[str]) -> KernelRule:
             f"{SWITCH} has an entry that is not `scheme:kernel`",
             seen=repr(entry),
             accepted="a comma-separated list of scheme:kernel or scheme:!kernel, each with * where wanted",
-            fix=f"write *:{entry}" if not colon else None,
+            fix=_with_colon(entry, kernel_names=kernels, scheme_names=schemes),
         )
     for what, glob, names in (("scheme", scheme, schemes), ("kernel", kernel, kernels)):
         if not any(fnmatchcase(name, glob) for name in names):
@@ -122,6 +126,15 @@ def _parse(entry: str, kernels: list[str], schemes: list[str]) -> KernelRule:
                 fix=f"did you mean {near[0]}?" if near else None,
             )
     return KernelRule(scheme=scheme, kernel=kernel, forbids=forbids, text=entry)
+
+
+def _with_colon(entry: str, *, kernel_names: list[str], scheme_names: list[str]) -> str | None:
+    """What to write instead of a kernel or a scheme alone."""
+    if any(fnmatchcase(name, entry.removeprefix("!")) for name in kernel_names):
+        return f"write *:{entry}"
+    if any(fnmatchcase(name, entry) for name in scheme_names):
+        return f"write {entry}:<kernel>; `vtensors kernels` lists them"
+    return None
 
 
 def _computes(kernel: KernelSpec, scheme: str) -> bool:

@@ -61,7 +61,7 @@ class MeasuredCosts:
         except PLUGIN_FAILURES as problem:
             return f"failed while it was timed: {told(problem)}"
         if not 0 < value < math.inf:
-            return f"was timed at {value} microseconds"
+            return f"failed while it was timed: {value} microseconds"
         if place is not None:
             place[0].write(place[1], {"microseconds": value})
         return value

@@ -32,6 +32,8 @@ RECORD_TYPES: dict[str, type[AnyRecord]] = {
     "vtensors_commands": Command,
 }
 
+# What has a meaning of its own in `VT_KERNELS`.
+_RESERVED = frozenset(",:!*?[]")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -76,6 +78,10 @@ def check_record(record: AnyRecord) -> str | None:
         return "has no name"
     if record.name != record.name.strip():
         return "has blanks around its name"
+    if not record.name.isprintable():
+        return "has a name that does not fit on a line"
+    if isinstance(record, (Scheme, KernelSpec)) and not _RESERVED.isdisjoint(record.name):
+        return f"has a name that VT_KERNELS cannot spell: it holds one of {' '.join(sorted(_RESERVED))}"
     match record:
         case Scheme():
             return _check_path("weight_class", record.weight_class)
@@ -145,6 +151,8 @@ def _check_kernel(record: KernelSpec) -> str | None:
         return problem
     if not _is_name(record.op):
         return f"has {_describe(record.op)} as op, not a name from the op list"
+    if not _is_name(record.numerics):
+        return f"has {_describe(record.numerics)} as numerics, not words"
     if not record.schemes or not record.targets:
         return f"names no {'target' if record.schemes else 'scheme'}"
     return (
@@ -157,11 +165,12 @@ def _check_kernel(record: KernelSpec) -> str | None:
 
 
 def _check_rows(rows: object) -> str | None:
-    match rows:
-        case (int(first), None) if type(first) is int and first >= 1:
-            return None
-        case (int(first), int(last)) if type(first) is type(last) is int and 1 <= first <= last:
-            return None
+    if isinstance(rows, tuple):
+        match rows:
+            case (int(first), None) if type(first) is int and first >= 1:
+                return None
+            case (int(first), int(last)) if type(first) is type(last) is int and 1 <= first <= last:
+                return None
     return f"has {_describe(rows)} as tokens, not (fewest, most rows M or None) with 1 <= fewest <= most"
 
 

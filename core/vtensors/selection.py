@@ -21,6 +21,7 @@ from vtensors.kernel_candidates import (
     Rejected,
     Rows,
     candidates_for,
+    covers,
     forced_kernels,
     no_kernel,
     standing_reason,
@@ -122,7 +123,8 @@ def _whole(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> K
             return part, _first_reasons([*(s.rejected for s in segments), rejected])
         # A weight that another op reads as stored is kept so in any case.
         layouts |= {candidates[0].kernel.layout, *(("stored",) if "shared" in request.traits else ())}
-        segments = _appended(segments, Segment(tokens=tokens, candidates=candidates, rejected=rejected))
+        new = Segment(tokens=tokens, candidates=candidates, rejected=rejected)
+        segments = _appended(segments, new, related)
     serving = {segment.kernel.name for segment in segments}
     reasons = _first_reasons([segment.rejected for segment in segments])
     return KernelPlan(
@@ -161,20 +163,30 @@ def _related(request: KernelRequest, pool: Pool, decompose: Decompose | None) ->
     return [kernel for kernel in pool.kernels if kernel.op in ops]
 
 
-def _appended(segments: list[Segment], new: Segment) -> list[Segment]:
-    """The segments with one more, joined to the last one where both have the same kernel."""
+def _appended(segments: list[Segment], new: Segment, related: Sequence[KernelSpec]) -> list[Segment]:
+    """The segments with one more, joined to the last one where both have the same kernel.
+
+    What a kernel lost by where it serves the rows is told before that it does not serve the others.
+    """
     if not segments or segments[-1].kernel is not new.kernel:
         return [*segments, new]
     last = segments[-1]
     in_both = {c.kernel.name for c in last.candidates} & {c.kernel.name for c in new.candidates}
+    serving = [_lost_serving(part, related) for part in (last, new)]
+    reasons = dict(_first_reasons([*serving, last.lost, new.lost]))
+    names = dict.fromkeys(name for name, _ in (*last.rejected, *new.rejected))
     joined = Segment(
         tokens=(last.tokens[0], new.tokens[1]),
         candidates=tuple(c for c in last.candidates if c.kernel.name in in_both),
-        rejected=tuple(
-            entry for entry in _first_reasons([last.rejected, new.rejected]) if entry[0] not in in_both
-        ),
+        rejected=tuple((name, reasons[name]) for name in names if name not in in_both),
     )
     return [*segments[:-1], joined]
+
+
+def _lost_serving(segment: Segment, related: Sequence[KernelSpec]) -> Rejected:
+    """segment.lost of the kernels that serve its rows."""
+    serving = {kernel.name for kernel in related if covers(kernel.tokens, segment.tokens)}
+    return tuple(entry for entry in segment.lost if entry[0] in serving)
 
 
 def _why_apart(whole: KernelPlan, apart: KernelPlan) -> str | None:

@@ -1,7 +1,8 @@
 """Weights that run slower than they were meant to: told once per cause, counted, refusable.
 
 Three causes: a quantized weight on the reference although the device could have had a kernel; a kernel that failed,
-so that another took its place; a rule of `VT_KERNELS` that had no effect.
+so that another took its place; a kernel that `VT_KERNELS` asks for and no weight could have. A rule that forbids what
+no weight would have had is told, and no fallback.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def report_fallbacks(
     references = {kernel.name for kernel in kernels if kernel.numerics == "reference"}
     slow = [] if device_type == "cpu" else [r for r in selected if _runs_on(r, references)]
     failed = [record for record in selected if _failures(record)]
+    asked = {(op, r.scheme) for r in selected for op in (r.op, r.asked or r.op)}
     lines = [
         *_slow_lines(slow, references, kernels),
         *_failed_lines(failed),
-        *rules.notes(((op, r.scheme) for r in selected for op in (r.op, r.asked or r.op)), kernels),
+        *rules.only(forbids=False).notes(asked, kernels),
     ]
     if lines and refuse:
         raise RequestError(
@@ -52,6 +54,8 @@ def report_fallbacks(
         )
     for line in lines:
         _log.warning("fallback: %s", line)
+    for line in rules.only(forbids=True).notes(asked, kernels):
+        _log.warning("%s", line)
     return len({record.module for record in (*slow, *failed)})
 
 

@@ -14,12 +14,14 @@ class PackedFormat:
 
     block_bytes: of a block, a multiple of 16. stream: source and function of the kernel that multiplies a few tokens;
     widen: of the one that writes rows in 16 bits. defines: macros that both are compiled with, beyond their own.
+    most_tokens: of a call that streams, in one launch or several.
     """
 
     block_bytes: int
     stream: tuple[str, str]
     widen: tuple[str, str]
     defines: tuple[tuple[str, int], ...] = ()
+    most_tokens: int = 32
 
 
 class PackedMatrix(Protocol):

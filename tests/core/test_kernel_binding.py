@@ -98,6 +98,26 @@ def test_a_kernel_that_reads_the_stored_layout_is_given_the_weight_or_all_of_the
             kernel("stream", layout="packed", tokens=(1, 32), cost=5.0, probe=failing("relative error 0.7")),
             "failed its self-test (NVRTC 13.0 sm_90a 3fa4b2): RuntimeError: relative error 0.7",
         ),
+        (
+            attrs.evolve(STREAM, bind=lambda prepared, asked: None),
+            "failed to bind: it gives None, not a function",
+        ),
+        (
+            attrs.evolve(STREAM, bind=lambda prepared, asked: "no image"),
+            "failed to bind: it gives 'no image', not a function",
+        ),
+        (
+            attrs.evolve(STREAM, prepare=lambda weights, asked: None),
+            "failed to prepare: it gives nothing",
+        ),
+        (
+            attrs.evolve(STREAM, prepare=lambda weights, asked: Prepared("packed", -5)),
+            "failed to prepare: it gives a Prepared of -5 bytes",
+        ),
+        (
+            attrs.evolve(STREAM, prepare=lambda weights, asked: Prepared("packed", "5")),  # type: ignore[arg-type]
+            "failed to prepare: TypeError: 'str' object cannot be interpreted as an integer",
+        ),
     ],
 )
 def test_a_kernel_that_fails_loses_to_the_next_with_its_reason(broken: KernelSpec, reason: str) -> None:
@@ -150,7 +170,7 @@ def test_bind_prepare_and_probe_are_told_the_rows_that_they_serve() -> None:
     def noted(what: str) -> Any:
         def note(*arguments: Any) -> Any:
             seen.append((what, arguments[-1].tokens))
-            return None if what == "probe" else len
+            return {"probe": None, "prepare": Prepared("packed"), "bind": len}[what]
 
         return note
 

@@ -50,6 +50,8 @@ def test_entries_are_scheme_and_kernel_globs_with_a_mark_for_forbidding() -> Non
         ("nvpf4:linear_nvfp4_fast", ("names a scheme", "fp8-row", "did you mean nvfp4?")),
         ("nvfp4:!linear_x*", ("names a kernel", "'linear_x*' in 'nvfp4:!linear_x*'")),
         ("linear_nvfp4_fast", ("not `scheme:kernel`", "write *:linear_nvfp4_fast")),
+        ("nvfp4", ("not `scheme:kernel`", "write nvfp4:<kernel>")),
+        ("!linear_nvfp4_fast", ("not `scheme:kernel`", "write *:!linear_nvfp4_fast")),
         ("nvfp4:", ("not `scheme:kernel`", "'nvfp4:'")),
         (":!", ("not `scheme:kernel`",)),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from kernel_specs import DECOMPOSE, SHAPE, WIDTHS, chosen, failing, kernel, reference, request
 from vtensors.errors import VtensorsError
+from vtensors.kernel_plans import STEP_COSTS
 from vtensors.records import KernelRequest, KernelSpec
 from vtensors.selection import decomposer, plan_kernels, replan
 
@@ -48,7 +49,27 @@ def test_neighbours_with_one_kernel_are_one_range() -> None:
     assert chosen(plan) == {(1, None): "widening"}
     (segment,) = plan.segments
     assert [candidate.kernel.name for candidate in segment.candidates] == ["widening", "linear_reference"]
-    assert segment.rejected == (("stored", "serves M = 1..64, not M >= 65"),)
+    assert segment.rejected == (("stored", "90 us modelled; widening 70 us modelled"),)
+
+
+def test_a_joined_range_tells_what_each_kernel_lost_by_where_it_serves() -> None:
+    kernels = [
+        *HOPPER[:3],
+        attrs.evolve(STORED, cost=1.0),
+        WIDENING,
+        kernel("far", tokens=(65, None), cost=99.0),
+    ]
+    first, last = plan_kernels(request(), kernels).segments
+    assert (first.tokens, first.kernel.name) == ((1, 64), "stored")
+    lost = dict(first.lost)
+    assert lost["stream"] == "5 us modelled; stored 1 us modelled"
+    assert lost["wgmma"] == "would keep the weight twice: packed beside stored"
+    assert lost["packed_widening"] == "80 us modelled; stored 1 us modelled"
+    assert lost["far"] == "serves M >= 65, not M = 1..32"
+    assert (last.kernel.name, dict(last.lost)["far"]) == (
+        "widening",
+        "99 us modelled; widening 70 us modelled",
+    )
 
 
 def test_a_later_range_keeps_the_layout_of_the_first_and_says_why() -> None:
@@ -80,6 +101,11 @@ def test_each_rejected_kernel_keeps_its_reason_and_other_ops_are_not_listed() ->
         kernel("broken", refuse=failing("no such device")),
         kernel("priceless", cost=failing("no table")),
         kernel("odd", cost=math.nan),
+        kernel("endless", cost=lambda request: math.inf),
+        kernel("words", cost=lambda request: "1.0"),
+        kernel("flag", refuse=lambda request: True),
+        kernel("silent", refuse=lambda request: ""),
+        kernel("wordy", refuse=lambda request: "K is odd\n  and N too\n"),
         reference(),
     ]
     plan = plan_kernels(request(), kernels)
@@ -89,9 +115,14 @@ def test_each_rejected_kernel_keeps_its_reason_and_other_ops_are_not_listed() ->
         "blackwell": "made for sm_100a, sm_120f; sm_90 needs sm_90a",
         "few": "never",
         "small": "K is not a multiple of 64",
+        "endless": "failed to tell its cost: inf is not microseconds from 0 on",
+        "words": "failed to tell its cost: '1.0' is not microseconds from 0 on",
+        "flag": "failed to say whether it can: refuse() gives True, not a reason or None",
+        "silent": "failed to say whether it can: refuse() gives '', not a reason or None",
+        "wordy": "K is odd; and N too",
         "broken": "failed to say whether it can: RuntimeError: no such device",
         "priceless": "failed to tell its cost: RuntimeError: no table",
-        "odd": "gives nan microseconds as its cost",
+        "odd": "failed to tell its cost: nan is not microseconds from 0 on",
     }
 
 
@@ -190,7 +221,7 @@ def test_a_plain_linear_of_a_third_party_serves_every_fused_op() -> None:
         (linears,) = swiglu.parts
         assert [chosen(part) for part in linears.parts] == [{(1, None): "theirs"}] * 2
         assert [part.request.shape for part in linears.parts] == [(rows, SHAPE[1]) for rows in WIDTHS]
-        assert plan.cost_at(1) == pytest.approx(2 * 1.0 + 2.0 + 2.0)
+        assert plan.cost_at(1) == pytest.approx(2 * 1.0 + STEP_COSTS["rms_norm"] + STEP_COSTS["swiglu"])
 
 
 def test_a_fused_kernel_for_few_rows_only_leaves_the_op_to_its_parts() -> None:

@@ -84,7 +84,16 @@ def test_a_kernel_that_failed_is_told_on_any_device_with_what_took_its_place(
         report_fallbacks(records, KERNELS, "cpu", refuse=True)
 
 
-def test_rules_of_the_user_without_effect_are_told() -> None:
-    rules = KernelRules.parse("fp8-row:!linear_reference", KERNELS, ["fp8-row"])
-    with pytest.raises(RequestError, match="'fp8-row:!linear_reference' matches no scheme of this model"):
+def test_a_kernel_that_the_user_asks_for_in_vain_is_told_and_refused() -> None:
+    rules = KernelRules.parse("fp8-row:linear_reference", KERNELS, ["fp8-row"])
+    with pytest.raises(RequestError, match="'fp8-row:linear_reference' matches no scheme of this model"):
         report_fallbacks(RECORDS, KERNELS, "cpu", refuse=True, rules=rules)
+
+
+def test_a_rule_that_forbids_what_is_not_there_is_told_and_no_fallback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rules = KernelRules.parse("fp8-row:!linear_reference", KERNELS, ["fp8-row"])
+    with caplog.at_level(logging.WARNING, logger="vtensors"):
+        assert report_fallbacks(RECORDS, KERNELS, "cpu", refuse=True, rules=rules) == 0
+    assert caplog.messages == ["VT_KERNELS: 'fp8-row:!linear_reference' matches no scheme of this model"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from vtensors.errors import RequestError
+from vtensors.switches import Switches
 from vtensors_kernels.compiling.architectures import COMPILED, PORTABLE, macro_of, target_of
 from vtensors_kernels.compiling.cubin_cache import CubinCache, cache_key, default_cache_folder
 from vtensors_kernels.compiling.instantiations import Instantiation, all_instantiations
@@ -26,6 +27,7 @@ from vtensors_kernels.compiling.nvrtc import (
     whole_cubin,
 )
 from vtensors_kernels.compiling.sources import Source, load_source, source_names
+from vtensors_plugins.switches import vtensors_switches
 
 # The first form of each source that is for every target.
 COMMON = {form.source: form for form in reversed(all_instantiations()) if form.source.startswith("common/")}
@@ -166,6 +168,14 @@ def test_processes_that_store_the_same_key_at_once_leave_one_whole_entry(tmp_pat
 def test_the_cache_folder_follows_the_environment() -> None:
     assert default_cache_folder({"VT_CACHE_DIR": "a/b"}) == Path("a/b")
     assert default_cache_folder({"XDG_CACHE_HOME": "c"}) == Path("c/vtensors")
+
+
+def test_the_cache_folder_is_the_one_that_the_switch_means() -> None:
+    for text in ("~/kernels", " a/b "):
+        environment = {"VT_CACHE_DIR": text}
+        switches = Switches.read(vtensors_switches(), environment)
+        assert default_cache_folder(environment) == switches.path("VT_CACHE_DIR")
+    assert default_cache_folder({"VT_CACHE_DIR": " ", "XDG_CACHE_HOME": "c"}) == Path("c/vtensors")
 
 
 def test_without_cupy_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

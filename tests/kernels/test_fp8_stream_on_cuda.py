@@ -156,6 +156,15 @@ def test_a_row_is_the_same_bits_at_any_number_of_tokens(k: int, kind: str, rows:
         assert torch.equal(call(x[32 - m :]), whole[32 - m :]), f"the last {m}"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("m", [33, 47, 64])
+def test_more_than_32_tokens_take_two_launches_and_the_same_bits(m: int, kind: str) -> None:
+    weight, x = on_device(kind, 600, 5120), make_x(m, 5120, torch.bfloat16)
+    call = bound(weight, x.dtype)
+    whole = call(x, out=poisoned(m, 600, dtype=x.dtype))
+    assert torch.equal(whole, torch.cat([call(x[:32]), call(x[32:])]))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [40, 333])

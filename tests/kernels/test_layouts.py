@@ -10,8 +10,10 @@ from fp8_cases import make_fp8
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.nvfp4 import quantize_nvfp4
+from vtensors_kernels.fp8 import packed as fp8
 from vtensors_kernels.layouts import prepared_bytes
 from vtensors_kernels.nvfp4.packed import LAYOUT, PAIRED_LAYOUT
+from vtensors_kernels.reference.fp8_packing import pack_fp8_reference
 from vtensors_kernels.reference.nvfp4_packing import pack_reference
 
 

@@ -167,7 +167,7 @@ def test_variants_bring_their_pointers_and_macros(launched: Launched) -> None:
 def test_tokens_that_do_not_fit_at_once_take_several_launches(
     launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_launches, "serves", lambda k, target: 13)
+    monkeypatch.setattr(stream_launches, "serves", lambda k, target, block_bytes: 13)
     call = StreamLinear(_packed(40, 256), BF16, "linear_add")
     x, residual = torch.randn(32, 256).to(BF16), torch.randn(32, 40).to(BF16)
     y = call(x, residual)

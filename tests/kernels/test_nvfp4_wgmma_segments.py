@@ -52,12 +52,12 @@ class Work:
 
     def parts(self) -> list[tuple[int, int, int]]:
         """(group, first segment, end) as the consumers walk them."""
-        unit, found = self.first, []
-        while unit < self.last:
-            group, begin = divmod(unit, SEGMENTS)
-            end = min(SEGMENTS, begin + self.last - unit)
-            found.append((group, begin, end))
-            unit += end - begin
+        found = []
+        for unit in range(self.first, self.last):
+            if unit % SEGMENTS == SEGMENTS - 1 or unit + 1 == self.last:
+                start = unit // SEGMENTS * SEGMENTS
+                begin, end = max(0, self.first - start), min(SEGMENTS, self.last - start)
+                found.append((unit // SEGMENTS, begin, end))
         return found
 
     def fetched(self, chunk: int) -> list[tuple[int, int, int]]:
@@ -103,7 +103,7 @@ class Waiting:
         return self.memory[self.four] if level == 2 else self.kept.pop(level)
 
     def add(
-        self, node: Tensor, segment: int, level: int, begin: int, give: Callable[[Tensor], None]
+        self, node: Tensor, segment: int, level: int, begin: int, give: Callable[[Tensor, int], None]
     ) -> Tensor | None:
         for of in range(3):
             if level > of:
@@ -113,23 +113,35 @@ class Waiting:
                 self.keep(of, node)
                 return None
             if segment - size < begin:
-                give(node)
+                give(node, segment)
                 return None
             node = self.take(of) + node
             segment -= size
         return node
 
-    def give_rest(self, begin: int, end: int, give: Callable[[Tensor], None]) -> None:
+    def give_rest(self, begin: int, end: int, give: Callable[[Tensor, int], None]) -> None:
         for of in (2, 1, 0):
             size = 1 << of
-            if end & size and end // (2 * size) * (2 * size) >= begin:
-                give(self.take(of))
+            first = end // (2 * size) * (2 * size)
+            if end & size and first >= begin:
+                give(self.take(of), first)
+
+
+def _refuse(node: Tensor, segment: int) -> None:
+    raise AssertionError(f"a node without a sibling at {segment}: {node}")
 
 
 def _node_level(segment: int, end: int) -> int:
     if segment % 4 == 0 and segment + 4 <= end:
         return 2
     return int(segment % 2 == 0 and segment + 2 <= end)
+
+
+def _nodes_before(segment: int, begin: int, end: int) -> int:
+    count = 0
+    while begin < segment:
+        begin, count = begin + (1 << _node_level(begin, end)), count + 1
+    return count
 
 
 def _tree(s: list[Tensor]) -> Tensor:
@@ -155,13 +167,11 @@ class Grid:
     def step(self, cluster: int) -> None:
         group, begin, end = self.left[cluster].pop(0)
         waiting = Waiting(self.memory, (cluster, FIRST))
-        place = FIRST if begin == 0 else 0
 
-        def give(node: Tensor) -> None:
-            nonlocal place
+        def give(node: Tensor, segment: int) -> None:
+            place = (FIRST if begin == 0 else 0) + _nodes_before(segment, begin, end)
             assert place < PLACES
             self.memory[cluster, place] = node
-            place += 1
 
         whole = None
         for segment in range(begin, end):
@@ -186,7 +196,7 @@ class Grid:
             end = min(SEGMENTS, work.first_unit(other + 1) - group * SEGMENTS)
             while segment < end:
                 level = _node_level(segment, end)
-                total = waiting.add(self.memory[other, place], segment, level, 0, pytest.fail)
+                total = waiting.add(self.memory[other, place], segment, level, 0, _refuse)
                 place, segment = place + 1, segment + (1 << level)
         assert total is not None
         assert not waiting.kept

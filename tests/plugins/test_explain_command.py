@@ -138,15 +138,17 @@ def test_every_weight_of_every_checkpoint_has_a_kernel_for_every_number_of_rows(
 
 
 def test_what_no_gpu_kernel_serves_is_a_fallback_that_is_counted(run: Run) -> None:
-    status, out = run(FP8_BLOCK, "--assume", "sm_90a", "--json")
+    wide = ("--dtype", "float32")
+    status, out = run(FP8_BLOCK, "--assume", "sm_90a", *wide, "--json")
     report = json.loads(out)
     quantized = [group for group in report["groups"] if group["scheme"] == "fp8-block"]
     assert status == 1
     assert quantized
     assert all(group["fallback"] for group in quantized)
     assert report["totals"]["fallbacks"] == sum(len(g["modules"]) for g in quantized) == 14
-    assert run(FP8_BLOCK, "--assume", "sm_90a")[1].splitlines()[-1].startswith("14 fallbacks; ")
+    assert run(FP8_BLOCK, "--assume", "sm_90a", *wide)[1].splitlines()[-1].startswith("14 fallbacks; ")
     assert run(FP8_BLOCK, "--assume", "cpu")[0] == 0
+    assert run(FP8_BLOCK, "--assume", "sm_90a")[0] == 0
 
 
 def test_precisions_are_declared_and_executed_and_the_publishers_word_is_kept(run: Run) -> None:
@@ -239,14 +241,15 @@ def _spec(**facts: Any) -> KernelSpec:
     return KernelSpec(**{**plain, **facts})
 
 
-def _explained(source: Path, target: str, *specs: KernelSpec) -> Explanation:
+def _explained(source: Path, target: str, *specs: KernelSpec, leave_out: str = "") -> Explanation:
     plugin = module("fast", {"vtensors_kernels": lambda: list(specs)})
-    plugins = Plugins.discover(third_parties=[candidate("fast", plugin)], environ={})
+    environ = {"VT_PLUGINS": f"-{leave_out}"} if leave_out else {}
+    plugins = Plugins.discover(third_parties=[candidate("fast", plugin)], environ=environ)
     return explained(open_checkpoint(source, plugins=plugins), report_device(None, target))
 
 
 def test_a_third_partys_plain_linear_serves_layers_that_ask_for_fused_ops() -> None:
-    found = _explained(NVFP4, "sm_121a", _spec())
+    found = _explained(NVFP4, "sm_121a", _spec(), leave_out="cuda")
     rows = [row for row in found.rows if row.request.scheme == "nvfp4"]
     assert {segment.kernel for row in rows for segment in row.segments} == {"linear_mine"}
     assert {row.asked for row in rows} > {"linear_add"}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from fake_plugins import candidate, module
@@ -177,6 +178,20 @@ def test_a_kernel_that_raises_when_asked_is_told_with_the_exception() -> None:
     (facts,) = [f for f in kernel_facts(plugins, report_device(None, "sm_121a")) if f.kernel.name == "rash"]
     assert facts.reason is not None
     assert "failed to say whether it can: KeyError" in facts.reason
+
+
+@pytest.mark.parametrize("answer", [True, 7, ""])
+def test_a_kernel_that_answers_with_something_else_than_a_reason_cannot_serve(answer: Any) -> None:
+    plugins = _with(_kernel("odd", lambda request: answer))
+    (facts,) = [f for f in kernel_facts(plugins, report_device(None, "sm_121a")) if f.kernel.name == "odd"]
+    assert facts.reason == f"failed to say whether it can: refuse() gives {answer!r}, not a reason or None"
+
+
+def test_a_kernel_of_an_unknown_op_serves_nothing_and_the_ops_are_named() -> None:
+    plugins = _with(attrs.evolve(_kernel("typo", lambda request: None), op="linaer"))
+    (facts,) = [f for f in kernel_facts(plugins, report_device(None, "sm_121a")) if f.kernel.name == "typo"]
+    assert facts.reason is not None
+    assert facts.reason.startswith("computes 'linaer', which is no op; ops: linear, linears, ")
 
 
 def test_neither_torch_nor_cupy_is_imported_where_they_are_not_needed() -> None:

@@ -19,7 +19,8 @@ class KernelRequest:
     parts: rows of each part, in order; one entry for a plain weight, empty where shape is None.
     tokens: fewest and most rows M that the kernel must serve; None = no upper bound.
     traits: what else the weight brings, of `bias`, `pre_scale`, `row_scale` (a global scale per row), `group32`,
-    `shared` (another op needs the stored layout too).
+    `block64x64` (rows and columns of a scale's block where they are not 128 x 128), `shared` (another op needs the
+    stored layout too).
     assumed: the device is not there and is only asked about; what this machine lacks (a compiler, a driver) must
     not count against a kernel. Nothing is bound or probed for such a request.
     """

@@ -17,8 +17,10 @@ LAYOUT = b"vtensors cubin 1\n"
 def default_cache_folder(environ: dict[str, str] | None = None) -> Path:
     """`VT_CACHE_DIR`, else `$XDG_CACHE_HOME/vtensors`, else `~/.cache/vtensors`."""
     values = os.environ if environ is None else environ
-    if values.get("VT_CACHE_DIR"):
-        return Path(values["VT_CACHE_DIR"])
+    # As the switches are read: without blanks around it, and `~` is the user's home.
+    asked = values.get("VT_CACHE_DIR", "").strip()
+    if asked:
+        return Path(asked).expanduser()
     return Path(values.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vtensors"
 
 

@@ -22,6 +22,8 @@ LAUNCHERS: tuple[str, ...] = (
     "nvfp4.wgmma",
     "nvfp4.wgmma_segments",
     "nvfp4.embedding",
+    "fp8.repack",
+    "fp8.stream",
 )
 # Features of the machine code that an instantiation may expect, and the targets whose hardware has each.
 FEATURES: Mapping[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ from vtensors.records import KernelRequest
 from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.fp8.packed import SCALES_OF
 from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
-from vtensors_kernels.nvfp4.stream_form import serves
+from vtensors_kernels.nvfp4.stream_form import MAX_TOKENS, serves
 
 # Microseconds per MB that the streaming kernel reads; start of a launch; what each token adds, up to 16, and each
 # token beyond 8 for each MB: products and activations then take longer than the bytes.
@@ -26,8 +26,8 @@ _SECOND_COPY = 2.0
 
 
 def stream_cost(request: KernelRequest) -> float:
-    """`linear_fp8_stream`, 1..32 rows, in as many launches as the device needs."""
-    m, most = request.tokens[0], request.tokens[0]
+    """`linear_fp8_stream`, 1..32 rows, and `linear_fp8_stream_in_parts` beyond, in as many launches as needed."""
+    m, most = request.tokens[0], MAX_TOKENS
     if request.capability is not None and request.shape is not None:
         bytes_ = SCALES_OF[request.scheme].block_bytes
         most = max(1, serves(request.shape[1], target_of(request.capability), bytes_))

@@ -32,8 +32,7 @@ def scales_of(weights: Sequence[FP8]) -> Scales:
 def row_scale(weight: FP8) -> Tensor:
     """[N] float32 in the order of the weight's rows: what `PackedFP8.row_scale` holds of them."""
     if isinstance(weight, MXFP8Weight):
-        exponents = _largest(weight).to(torch.float64) - (e8m0.BIAS + _LEFT)
-        return torch.exp2(exponents).float()
+        return e8m0.decode(_largest(weight)) * 2.0**-_LEFT
     if weight.block is not None:
         return (_unit(weight) * 256.0).expand(weight.shape[0])
     return (weight.scale_float32() * 256.0).reshape(-1).expand(weight.shape[0])
@@ -105,8 +104,9 @@ def _step_scales(weights: Sequence[FP8], order: Tensor) -> Tensor:
 def _unit(weight: FP8Weight) -> Tensor:
     """float32 []: the power of two at or below the largest scale, within 2^-126 .. 2^119; 1 where all are zero."""
     largest = weight.scale_float32().amax()
-    exponent = (torch.frexp(largest).exponent - 1).clamp(-126, 119)
-    return torch.ldexp(torch.ones_like(largest), torch.where(largest > 0, exponent, 0))
+    exponent = torch.where(largest > 0, torch.frexp(largest).exponent - 1, 0).clamp(-126, 119)
+    # Its bits: a power by exp2 may be rounded.
+    return (exponent + 127 << 23).to(torch.int32).view(torch.float32)
 
 
 def _largest(weight: MXFP8Weight) -> Tensor:

@@ -17,11 +17,13 @@ from vtensors_kernels.nvfp4.stream_form import serves
 # Bytes of a packed or stored weight: 4 bits, and a scale byte for 16.
 _BYTES = 9 / 16
 # Rows M -> microseconds per MB of weight that the streaming kernel reads.
-_STREAM = ((1, 0.241), (8, 0.244), (16, 0.311), (32, 0.495))
+_STREAM = ((1, 0.241), (8, 0.244), (16, 0.311), (17, 0.49), (32, 0.52))
 # Start, first loads and last sums of a launch; and what each token adds to them, up to 16.
 _STREAM_START, _STREAM_TOKEN = 2.5, 0.25
 _STORED_START, _STORED_TOKEN, _STORED_PER_MB = 2.2, 0.25, 0.40
-_WGMMA_START, _WGMMA_PER_MB = 10.0, 0.45
+_WGMMA_START, _WGMMA_PER_MB = 10.0, 0.41
+# The batch-invariant one, 17..32 rows.
+_SEGMENTS_START, _SEGMENTS_PER_MB = 9.2, 0.374
 # The widened rows are written and read: 2 bytes a weight each time, at 3.5 TB/s. Then cuBLAS: FLOPs a microsecond.
 _WIDENING_START, _WIDENED_BYTES, _COPY_PER_MB, _FLOPS = 10.0, 4.0, 1 / 3.5, 6.5e8
 # Reading NVFP4 as stored takes more instructions than the packed layout.
@@ -29,7 +31,7 @@ _STORED_WIDENING = 1.1
 # A norm in front, in the kernel itself: each block does it for all tokens while the first weights are on their way.
 _NORM_START, _NORM_TOKEN = 1.0, 0.05
 # Launches of their own behind or before a kernel, as selection counts them for the parts.
-_NORM_LAUNCH, _ARGMAX_LAUNCH = 2.0, 4.0
+_NORM_LAUNCH, _ARGMAX_LAUNCH = 14.0, 4.0
 _PICK = 1.5
 # A second copy of a weight that another op reads as stored has to be worth twice the speed.
 _SECOND_COPY = 2.0
@@ -51,6 +53,11 @@ def stream_cost(request: KernelRequest) -> float:
 def wgmma_cost(request: KernelRequest) -> float:
     """`linear_nvfp4_wgmma`, 33..64 rows."""
     return (_WGMMA_START + _WGMMA_PER_MB * _megabytes(request) + _apart(request)) * _copies(request)
+
+
+def wgmma_segments_cost(request: KernelRequest) -> float:
+    """`linear_nvfp4_wgmma_segments`, 17..32 rows."""
+    return (_SEGMENTS_START + _SEGMENTS_PER_MB * _megabytes(request) + _apart(request)) * _copies(request)
 
 
 def packed_widening_cost(request: KernelRequest) -> float:
@@ -112,6 +119,7 @@ COSTS: Mapping[str, Callable[[KernelRequest], float]] = MappingProxyType(
     {
         "stream": stream_cost,
         "wgmma": wgmma_cost,
+        "wgmma_segments": wgmma_segments_cost,
         "packed_widening": packed_widening_cost,
         "stored": stored_cost,
         "widening": widening_cost,

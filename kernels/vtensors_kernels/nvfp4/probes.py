@@ -2,7 +2,8 @@
 
 Outputs start as NaN. An output rounds to 8 bits (bfloat16: at most 2^-8 off) or 11 (float16: 2^-11), and a
 SwiGLU rounds twice before that; a wrong scale, code or place is off by far more than the tolerances. What is promised
-bit for bit is compared bit for bit.
+bit for bit is compared bit for bit. Scales of every size lie beside each other in one weight; in another, that of
+`row_probe`, each row has those of one size.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
 from vtensors_kernels.compiling.functions import fingerprint
 from vtensors_kernels.nvfp4 import embedding, packed_widening, repack, stored
-from vtensors_kernels.nvfp4.activations import scaled_x
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.nvfp4.row_probe import MEAN_SQUARE_OF_CODES, TOKENS, RowCase, reference
 from vtensors_kernels.reference.embedding import embedding as reference_embedding
-from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.nvfp4_packing import pack_reference
 from vtensors_kernels.reference.swiglu import swiglu
 
@@ -30,26 +30,22 @@ ROWS = 43
 _WIDENING_TOKENS = 67
 # Shares no divisor with 126.
 _SCALE_STRIDE = 55
-# Of 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
-_MEAN_SQUARE_OF_CODES = 8.5625
 
 
 def probe_linear_stored(request: KernelRequest) -> None:
     """`stored.bind_linear`, every form that `request.tokens` may need; rows must be the same bits at any M."""
-    dtype, most = _dtype(request), _most_tokens(request)
-    weight = random_weight(request, ROWS)
-    call = stored.bind_linear(weight, dtype, max_tokens=most, warps=_warps(request))
+    most, weight = _most_tokens(request), random_weight(request, ROWS)
     x = random_x(request, most)
-    wanted = reference(x, weight)
-    alone = torch.cat([call(x[i : i + 1], out=_poisoned(1, ROWS, x)) for i in range(most)])
-    _compare(alone, wanted, dtype, "one token")
-    for tokens in sorted({min(most, size) for size in (2, 8, 9, 16, 17, 32, 33, 64)}):
-        together = call(x[:tokens], out=_poisoned(tokens, ROWS, x))
-        _same(together, alone[:tokens], f"{tokens} tokens differ from one")
+    y = _stored_outputs(request, weight, x)
+    _compare(y, reference(x, weight), x.dtype, "one token")
+    case = RowCase.make(attrs.evolve(request, op="linear", parts=()), tokens=max(most, TOKENS))
+    y = _stored_outputs(request, case.parts[0], case.x)
+    case.check(y, TOLERANCES[x.dtype], "rows of different sizes, one token")
 
 
 def probe_linear_argmax_stored(request: KernelRequest) -> None:
-    """`stored.bind_linear_argmax` against the largest of `stored.bind_linear`, which must be the same row."""
+    """`probe_linear_stored`, and `stored.bind_linear_argmax` against the largest of the linear: the same row."""
+    probe_linear_stored(request)
     dtype, most, warps = _dtype(request), _most_tokens(request), _warps(request)
     weight = random_weight(request, ROWS)
     # The last rows repeat the first, so that there are equals.
@@ -65,6 +61,17 @@ def probe_linear_argmax_stored(request: KernelRequest) -> None:
     _same(ours, wanted, "the largest is another row")
 
 
+def _stored_outputs(request: KernelRequest, weight: NVFP4Weight, x: Tensor) -> Tensor:
+    """[M, N] of one token at a time; raises where more at a time give other bits."""
+    most, n = _most_tokens(request), weight.shape[0]
+    call = stored.bind_linear(weight, x.dtype, max_tokens=most, warps=_warps(request))
+    alone = torch.cat([call(one.unsqueeze(0), out=_poisoned(1, n, x)) for one in x])
+    for tokens in sorted({min(most, size) for size in (2, 8, 9, 16, 17, 32, 33, 64)}):
+        together = call(x[:tokens], out=_poisoned(tokens, n, x))
+        _same(together, alone[:tokens], f"{tokens} tokens differ from one")
+    return alone
+
+
 def probe_packed(packed: PackedNVFP4, parts: list[NVFP4Weight]) -> None:
     """A repacked matrix against the reference packing of the same parts, byte for byte."""
     wanted = pack_reference([part.to("cpu") for part in parts], paired=packed.paired)
@@ -77,31 +84,33 @@ def probe_packed_widening(request: KernelRequest) -> None:
 
     Parts of one global scale take another path than parts of several; both are tried.
     """
+    dtype, x = _dtype(request), random_x(request, _WIDENING_TOKENS)
     paired = request.op == "linear_swiglu"
+    roundings = 3 if paired else 1
     count = 2 if paired else max(1, len(request.parts))
     for factor in (1.0, 0.75):
         parts = [random_weight(request, ROWS, seed=i, scale_factor=factor**i) for i in range(count)]
         packed = repack.pack(parts, paired=paired)
         probe_packed(packed, parts)
-        _probe_widening(request, packed, parts)
+        sums = [reference(x, part) for part in parts]
+        wanted, residual = swiglu(*sums) if paired else torch.cat(sums, dim=-1), None
+        if request.op == "linear_add":
+            residual = torch.linspace(-2, 2, wanted.numel(), device=x.device).reshape(wanted.shape).to(dtype)
+            wanted = wanted + residual.float()
+        _compare(_widened(packed, x, residual), wanted, dtype, request.op, roundings=roundings)
+        case = RowCase.make(request, tokens=_WIDENING_TOKENS, factor=factor)
+        ours = _widened(repack.pack(case.parts, paired=paired), case.x, case.residual)
+        case.check(ours, TOLERANCES[dtype] * roundings, f"{request.op}, rows of different sizes")
 
 
-def _probe_widening(request: KernelRequest, packed: PackedNVFP4, parts: list[NVFP4Weight]) -> None:
-    dtype, x = _dtype(request), random_x(request, _WIDENING_TOKENS)
-    sums = [reference(x, part) for part in parts]
+def _widened(packed: PackedNVFP4, x: Tensor, residual: Tensor | None) -> Tensor:
+    n = packed.shape[0]
+    out = _poisoned(x.shape[0], n // 2 if packed.paired else n, x)
     if packed.paired:
-        ours = packed_widening.bind_linear_swiglu(packed, dtype)(x, out=_poisoned(x.shape[0], ROWS, x))
-        _compare(ours, swiglu(sums[0], sums[1]), dtype, request.op, roundings=3)
-        return
-    wanted = torch.cat(sums, dim=-1)
-    out = _poisoned(x.shape[0], wanted.shape[1], x)
-    if request.op == "linear_add":
-        residual = torch.linspace(-2, 2, wanted.numel(), device=x.device).reshape(wanted.shape).to(dtype)
-        ours = packed_widening.bind_linear_add(packed, dtype)(x, residual, out=out)
-        wanted = wanted + residual.float()
-    else:
-        ours = packed_widening.bind_linear(packed, dtype)(x, out=out)
-    _compare(ours, wanted, dtype, request.op)
+        return packed_widening.bind_linear_swiglu(packed, x.dtype)(x, out=out)
+    if residual is not None:
+        return packed_widening.bind_linear_add(packed, x.dtype)(x, residual, out=out)
+    return packed_widening.bind_linear(packed, x.dtype)(x, out=out)
 
 
 def probe_embedding(request: KernelRequest) -> None:
@@ -118,11 +127,6 @@ def fingerprint_of(request: KernelRequest, *sources: str) -> str:
     capability = request.capability or (8, 0)
     defines = {"VT_F16": int(request.dtype == "float16")}
     return " ".join(fingerprint(source, defines, capability) for source in sources)
-
-
-def reference(x: Tensor, weight: NVFP4Weight) -> Tensor:
-    """float32 [M, N]: the reference linear on x after its pre-scale, which rounds to x's dtype, not rounded after."""
-    return linear(scaled_x(x, weight.pre_scale).float(), attrs.evolve(weight, pre_scale=None))
 
 
 def random_weight(
@@ -142,7 +146,7 @@ def random_weight(
     # Bytes 1..126, all of them where there are as many groups; neighbours differ in size.
     scales = (torch.arange(rows * groups) * _SCALE_STRIDE % 126 + 1).to(torch.uint8).reshape(rows, groups)
     block_scale = scales.view(torch.float8_e4m3fn)
-    squares = group * _MEAN_SQUARE_OF_CODES * block_scale.float().square().sum()
+    squares = group * MEAN_SQUARE_OF_CODES * block_scale.float().square().sum()
     scale = scale_factor * (rows / squares).sqrt()
     if "row_scale" in request.traits:
         scale = scale * torch.linspace(0.5, 1.5, rows).reshape(rows, 1)

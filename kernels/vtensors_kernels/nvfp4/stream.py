@@ -1,4 +1,4 @@
-"""y = x @ W.T for packed NVFP4 weights and up to 32 tokens: the weights are streamed once, on any CUDA device.
+"""y = x @ W.T for a packed matrix: the weights are streamed once for every 32 tokens, on any CUDA device.
 
 A row of the result is the same bits at any number of tokens, place in the batch and neighbours.
 """
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_kernels.nvfp4.activations import output_for
-from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.repack import aligned
 from vtensors_kernels.nvfp4.stored import LargestPicker
-from vtensors_kernels.nvfp4.stream_form import MAX_TOKENS, StreamForm
+from vtensors_kernels.nvfp4.stream_form import StreamForm
 from vtensors_kernels.nvfp4.stream_launches import EPILOGUES, PROLOGUES, StreamLaunches
+from vtensors_kernels.packed_matrix import PackedMatrix
 
 
 class StreamLinear:
@@ -28,7 +28,7 @@ class StreamLinear:
 
     def __init__(
         self,
-        packed: PackedNVFP4,
+        packed: PackedMatrix,
         dtype: torch.dtype,
         epilogue: str = "linear",
         prologue: str | None = None,
@@ -59,9 +59,9 @@ class StreamLinear:
     ) -> Tensor:
         """[M, N] of the dtype, [M, N / 2] for linear_swiglu; rounded once.
 
-        x: [M, K] of the dtype, M <= 32, any strides. residual: [M, N], with linear_add. gain: [K] float32, and eps,
-        with a norm; a parameter, complete for good: it may be read before the kernel launched before has ended.
-        out: to write into, contiguous.
+        x: [M, K] of the dtype, M at most the format's `most_tokens`, any strides. residual: [M, N], with linear_add.
+        gain: [K] float32, and eps, with a norm; a parameter, complete for good: it may be read before the kernel
+        launched before has ended. out: to write into, contiguous.
         """
         stream = self._stream
         x = stream.checked(x)
@@ -79,7 +79,7 @@ class StreamLinear:
         if 0 < m <= stream.most:
             stream.run(m, from_x, to, from_residual, 0, from_gain, eps)
             return out
-        _check_count(m)
+        _check_count(m, stream.packed.format.most_tokens)
         for first, count in stream.chunks(m):
             offset = 2 * first * columns
             stream.run(
@@ -118,14 +118,14 @@ class StreamLinear:
 
 
 class StreamArgmax:
-    """call(x [M, K], out=None) -> [M] int64: the row of the largest y after rounding to the dtype, M <= 32.
+    """call(x [M, K], out=None) -> [M] int64: the row of the largest y after rounding to the dtype.
 
     The lowest row among equals, 0 and -0 counting as equal. Otherwise as `StreamLinear`.
     """
 
     def __init__(
         self,
-        packed: PackedNVFP4,
+        packed: PackedMatrix,
         dtype: torch.dtype,
         *,
         rows: int | None = None,
@@ -140,7 +140,7 @@ class StreamArgmax:
         stream, x = self._stream, self._stream.checked(x)
         m = x.shape[0]
         ids = output_for(x, (m,), torch.int64, out)
-        _check_count(m)
+        _check_count(m, stream.packed.format.most_tokens)
         for first, count in stream.chunks(m):
             keys = torch.empty(count, stream.keys(count), dtype=torch.int64, device=x.device)
             self.run(x[first : first + count], keys, ids[first : first + count])
@@ -156,12 +156,12 @@ class StreamArgmax:
         self._pick(keys, ids)
 
 
-def _prologue(packed: PackedNVFP4, *, norm: bool) -> int:
+def _prologue(packed: PackedMatrix, *, norm: bool) -> int:
     if norm and packed.pre_scale is not None:
         raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
     return PROLOGUES["norm" if norm else "plain" if packed.pre_scale is None else "pre_scale"]
 
 
-def _check_count(m: int) -> None:
-    if m > MAX_TOKENS:
-        raise RequestError("too many tokens for this kernel", seen=str(m), accepted=f"at most {MAX_TOKENS}")
+def _check_count(m: int, most: int) -> None:
+    if m > most:
+        raise RequestError("too many tokens for this kernel", seen=str(m), accepted=f"at most {most}")

@@ -1,4 +1,4 @@
-"""Compile-time forms of `linear_nvfp4_stream` and which one serves a shape; needs neither torch nor a GPU.
+"""Compile-time forms of the kernels `linear_*_stream` and which one serves a shape; needs neither torch nor a GPU.
 
 A row's bits are the same in every form, so the choice may depend on anything.
 """
@@ -87,6 +87,7 @@ class StreamForm:
     token_tiles: groups of 8 tokens. row_tiles: that a consumer multiplies with the same x.
     stages: of each consumer's ring. stage_blocks: packed blocks of a stage. slots: row tiles of sums between
     consumers and reducers. shared_bytes: dynamic, of a block. grid: blocks, a multiple of cluster.
+    block_bytes: of a packed block.
     """
 
     cluster: int
@@ -100,16 +101,17 @@ class StreamForm:
     slots: int
     shared_bytes: int
     grid: int
+    block_bytes: int = BLOCK_BYTES
 
     @property
     def defines(self) -> dict[str, int]:
-        """The macros of `cuda/common/linear_nvfp4_stream.cu`, without format and variant."""
+        """The macros of `cuda/include/stream_kernel.cuh`, without format and variant."""
         return defines_of(self)
 
     @property
     def ring_bytes(self) -> int:
         """Shared memory of all consumers' rings."""
-        return self.warps * self.stages * self.stage_blocks * self.row_tiles * BLOCK_BYTES
+        return self.warps * self.stages * self.stage_blocks * self.row_tiles * self.block_bytes
 
     @property
     def threads(self) -> int:
@@ -133,34 +135,80 @@ def defines_of(form: StreamForm | Rule) -> dict[str, int]:
     }
 
 
-def choose_form(n: int, k: int, m: int, multiprocessors: int, target: str) -> StreamForm:
+def choose_form(
+    n: int, k: int, m: int, multiprocessors: int, target: str, block_bytes: int = BLOCK_BYTES
+) -> StreamForm:
     """The form for m tokens and an n x k matrix on a device of that target (`sm_90a`, `compute_80`, ...).
 
-    Errors: RequestError for no tokens or more than `serves` gives.
+    block_bytes: of a packed block of the matrix. Errors: RequestError for no tokens or more than `serves` gives.
     """
     if 1 <= m <= MAX_TOKENS:
         for rule in _preferred(n, k, m, multiprocessors, target):
-            form = _form(rule, n, k, m, multiprocessors, target)
+            form = form_of(rule, n, k, m, multiprocessors, target, block_bytes)
             if form is not None and form.ring_bytes >= _ENOUGH_RING:
                 return form
         for rule in _fallbacks(m, target):
-            form = _form(rule, n, k, m, multiprocessors, target)
+            form = form_of(rule, n, k, m, multiprocessors, target, block_bytes)
             if form is not None:
                 return form
     raise RequestError(
         "the activations do not fit the kernel",
         seen=f"{m} tokens of {k} columns on {target}",
-        accepted=f"1..{serves(k, target)} tokens",
+        accepted=f"1..{serves(k, target, block_bytes)} tokens",
+    )
+
+
+def form_of(
+    rule: Rule, n: int, k: int, m: int, multiprocessors: int, target: str, block_bytes: int
+) -> StreamForm | None:
+    """The rule with as many and as long stages as fit, by the formula of `Layout`; None where two do not fit."""
+    own, stride = _SEGMENTS // rule.cluster, rule.warps * rule.cluster // _SEGMENTS
+    slots = lcm(stride * rule.row_tiles, rule.cluster * rule.reducers) * rule.slot_rounds
+    steps = column_steps(k)
+    x_row = -(-steps * own // _SEGMENTS) * _STEP_BYTES + _ROW_GAP
+    message = -(-m // 2) * 128
+    received = rule.reducers * 2 * rule.cluster * message if rule.cluster > 1 else 0
+    # The scale of each token belongs to one variant; there is room for it in all.
+    fixed = m * x_row + slots * own * message + received + _TILE_TOKENS * rule.token_tiles * 4
+    fixed += 8 * (1 + 2 * slots + 2 * rule.reducers)
+    free = shared_limit(target, rule.blocks_per_sm) - fixed
+
+    def ring(blocks: int) -> int:
+        return rule.warps * (blocks * block_bytes * rule.row_tiles + 8)
+
+    length = -(-steps // _SEGMENTS)
+    blocks = -(-length // -(-length // rule.most_blocks))
+    while blocks > 1 and free // ring(blocks) < _FEWEST_STAGES:
+        blocks = -(-blocks // 2)
+    stages = min(_MOST_STAGES, free // ring(blocks))
+    if stages < _FEWEST_STAGES:
+        return None
+    usable = multiprocessors * rule.grids // rule.cluster
+    if rule.cluster > 2:
+        usable = int(usable * _USED_BY_CLUSTERS)
+    return StreamForm(
+        cluster=rule.cluster,
+        warps=rule.warps,
+        reducers=rule.reducers,
+        blocks_per_sm=rule.blocks_per_sm,
+        token_tiles=rule.token_tiles,
+        row_tiles=rule.row_tiles,
+        stages=stages,
+        stage_blocks=blocks,
+        slots=slots,
+        shared_bytes=fixed + stages * ring(blocks),
+        grid=min(max(1, usable), row_tiles(n)) * rule.cluster,
+        block_bytes=block_bytes,
     )
 
 
 @lru_cache(maxsize=512)
-def serves(k: int, target: str) -> int:
+def serves(k: int, target: str, block_bytes: int = BLOCK_BYTES) -> int:
     """The most tokens of one launch for K columns, 0..32; 0: not even one fits beside the weights' rings."""
     found = 0
     for m in range(1, MAX_TOKENS + 1):
         rules = _fallbacks(m, target)
-        if any(_form(rule, 16, k, m, 1, target) is not None for rule in rules):
+        if any(form_of(rule, 16, k, m, 1, target, block_bytes) is not None for rule in rules):
             found = m
     return found
 
@@ -208,44 +256,3 @@ def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str) -> tup
 def _fallbacks(m: int, target: str) -> tuple[Rule, ...]:
     tiles = 1 if m <= _TILE_TOKENS else 2 if m <= 2 * _TILE_TOKENS else 4
     return _FALLBACKS[tiles] if target in _CLUSTERED else _ALONE[tiles]
-
-
-def _form(rule: Rule, n: int, k: int, m: int, multiprocessors: int, target: str) -> StreamForm | None:
-    """The rule with as many and as long stages as fit, by the formula of `Layout`; None where two do not fit."""
-    own, stride = _SEGMENTS // rule.cluster, rule.warps * rule.cluster // _SEGMENTS
-    slots = lcm(stride * rule.row_tiles, rule.cluster * rule.reducers) * rule.slot_rounds
-    steps = column_steps(k)
-    x_row = -(-steps * own // _SEGMENTS) * _STEP_BYTES + _ROW_GAP
-    message = -(-m // 2) * 128
-    received = rule.reducers * 2 * rule.cluster * message if rule.cluster > 1 else 0
-    # The scale of each token belongs to one variant; there is room for it in all.
-    fixed = m * x_row + slots * own * message + received + _TILE_TOKENS * rule.token_tiles * 4
-    fixed += 8 * (1 + 2 * slots + 2 * rule.reducers)
-    free = shared_limit(target, rule.blocks_per_sm) - fixed
-
-    def ring(blocks: int) -> int:
-        return rule.warps * (blocks * BLOCK_BYTES * rule.row_tiles + 8)
-
-    length = -(-steps // _SEGMENTS)
-    blocks = -(-length // -(-length // rule.most_blocks))
-    while blocks > 1 and free // ring(blocks) < _FEWEST_STAGES:
-        blocks = -(-blocks // 2)
-    stages = min(_MOST_STAGES, free // ring(blocks))
-    if stages < _FEWEST_STAGES:
-        return None
-    usable = multiprocessors * rule.grids // rule.cluster
-    if rule.cluster > 2:
-        usable = int(usable * _USED_BY_CLUSTERS)
-    return StreamForm(
-        cluster=rule.cluster,
-        warps=rule.warps,
-        reducers=rule.reducers,
-        blocks_per_sm=rule.blocks_per_sm,
-        token_tiles=rule.token_tiles,
-        row_tiles=rule.row_tiles,
-        stages=stages,
-        stage_blocks=blocks,
-        slots=slots,
-        shared_bytes=fixed + stages * ring(blocks),
-        grid=min(max(1, usable), row_tiles(n)) * rule.cluster,
-    )

@@ -1,4 +1,4 @@
-"""What `linear_nvfp4_stream` is compiled in, and its launches for one packed matrix by number of tokens."""
+"""What `linear_nvfp4_stream` is compiled in, and launches of it or `linear_fp8_stream` for one packed matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import DeviceFunction, Launch, float_bits, max_active_clusters
 from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
-from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.nvfp4.repack import aligned
 from vtensors_kernels.nvfp4.stream_form import (
     Rule,
@@ -25,8 +25,9 @@ from vtensors_kernels.nvfp4.stream_form import (
     serves,
     shared_limit,
 )
+from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
 
-SOURCE, FUNCTION = "common/linear_nvfp4_stream.cu", "linear_nvfp4_stream"
+SOURCE, FUNCTION = FORMAT.stream
 EPILOGUES = {"linear": 0, "linear_add": 1, "linear_swiglu": 2, "linear_argmax": 3}
 # What happens to x first: nothing, the weight's pre-scale, an RMSNorm.
 PROLOGUES = {"plain": 0, "pre_scale": 1, "norm": 2}
@@ -38,19 +39,24 @@ def stream_defines(form: StreamForm | Rule, f16: int, epilogue: int = 0, prologu
     return {**defines_of(form), "VT_F16": f16, "VT_EPILOGUE": epilogue, "VT_PROLOGUE": prologue}
 
 
-def _instantiations() -> Iterator[Instantiation]:
-    """Every form in both formats, and with the longest variant; every other variant in one form."""
+def instantiations(packed_format: PackedFormat, *, few: bool = False) -> Iterator[Instantiation]:
+    """Every form in both 16-bit formats, and with the longest variant; every other variant in one form.
+
+    few: plain forms alone, and where none of them was run those in bfloat16.
+    """
     alike: dict[tuple[tuple[Rule, int], ...], list[str]] = {}
     for target in COMPILED:
         limited = tuple((rule, shared_limit(target, rule.blocks_per_sm)) for rule in rules_of(target))
         alike.setdefault(limited, []).append(target)
+    source, function = packed_format.stream
     for limited, targets in alike.items():
+        run = set(targets) <= set(RUN)
         for f16, (place, (rule, limit)) in product((0, 1), enumerate(limited)):
-            for epilogue, prologue in _variants(f16, first=place == 0, run=set(targets) <= set(RUN)):
+            for epilogue, prologue in _variants(f16, first=place == 0, run=run, few=few):
                 yield Instantiation(
-                    source=SOURCE,
-                    function=FUNCTION,
-                    defines=stream_defines(rule, f16, epilogue, prologue),
+                    source=source,
+                    function=function,
+                    defines={**stream_defines(rule, f16, epilogue, prologue), **dict(packed_format.defines)},
                     targets=tuple(targets),
                     hot=True,
                     expects=("mma", "bulk_copy"),
@@ -58,9 +64,11 @@ def _instantiations() -> Iterator[Instantiation]:
                 )
 
 
-def _variants(f16: int, *, first: bool, run: bool) -> list[tuple[int, int]]:
+def _variants(f16: int, *, first: bool, run: bool, few: bool) -> list[tuple[int, int]]:
     """(epilogue, prologue) to compile of a form; all that ops ask for of the first one where it is run."""
     longest = EPILOGUES["linear_swiglu"], PROLOGUES["norm"]
+    if few:
+        return [(0, 0)] if run or not f16 else []
     if not run:
         return [(0, 0)] if f16 else [(0, 0), longest]
     if not first:
@@ -74,7 +82,7 @@ def _variants(f16: int, *, first: bool, run: bool) -> list[tuple[int, int]]:
     ]
 
 
-INSTANTIATIONS = tuple(_instantiations())
+INSTANTIATIONS = tuple(instantiations(FORMAT))
 
 
 class StreamLaunches:
@@ -85,7 +93,7 @@ class StreamLaunches:
 
     def __init__(
         self,
-        packed: PackedNVFP4,
+        packed: PackedMatrix,
         dtype: torch.dtype,
         variant: tuple[int, int],
         *,
@@ -98,12 +106,17 @@ class StreamLaunches:
         _require(packed, variant)
         index = device.index or 0
         target = target_of(torch.cuda.get_device_capability(device))
-        self.most = serves(k, target)
+        block_bytes = packed.format.block_bytes
+        self.most = serves(k, target, block_bytes)
         if not self.most:
             raise RequestError("a row of x does not fit into shared memory", seen=f"K = {k} on {target}")
         count = torch.cuda.get_device_properties(device).multi_processor_count
-        self.forms = tuple(choose_form(rows or n, k, m, count, target) for m in range(1, self.most + 1))
-        self._functions = _compiled(self.forms, dtype_defines(dtype)["VT_F16"], variant, target, index)
+        self.forms = tuple(
+            choose_form(rows or n, k, m, count, target, block_bytes) for m in range(1, self.most + 1)
+        )
+        self._functions = _compiled(
+            self.forms, packed.format, dtype_defines(dtype)["VT_F16"], variant, target, index
+        )
         self._launches: list[Launch | None] = [None] * self.most
         # Those of the weight; x, out, residual and keys come with each call.
         self._blocks, self._row_scale = packed.blocks.data_ptr(), packed.row_scale.data_ptr()
@@ -184,7 +197,7 @@ class StreamLaunches:
         )
 
 
-def _require(packed: PackedNVFP4, variant: tuple[int, int]) -> None:
+def _require(packed: PackedMatrix, variant: tuple[int, int]) -> None:
     paired = variant[0] == EPILOGUES["linear_swiglu"]
     if packed.paired != paired:
         raise RequestError(
@@ -201,15 +214,20 @@ def _require(packed: PackedNVFP4, variant: tuple[int, int]) -> None:
 
 
 def _compiled(
-    forms: tuple[StreamForm, ...], f16: int, variant: tuple[int, int], target: str, index: int
+    forms: tuple[StreamForm, ...],
+    packed_format: PackedFormat,
+    f16: int,
+    variant: tuple[int, int],
+    target: str,
+    index: int,
 ) -> dict[tuple[int, ...], DeviceFunction]:
     """Form's macros -> function, compiled in threads; each may be launched with all the shared memory there is."""
     kinds = {tuple(form.defines.values()): form for form in forms}
     wanted = [
         Wanted(
-            source=SOURCE,
-            name=FUNCTION,
-            defines=tuple(stream_defines(form, f16, *variant).items()),
+            source=packed_format.stream[0],
+            name=packed_format.stream[1],
+            defines=(*stream_defines(form, f16, *variant).items(), *packed_format.defines),
             shared_bytes=shared_limit(target, form.blocks_per_sm),
         )
         for form in kinds.values()

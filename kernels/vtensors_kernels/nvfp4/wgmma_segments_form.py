@@ -18,21 +18,19 @@ MAX_TOKENS = WIDTHS[-1]
 # Segments of a row's sum, as in `cuda/include/stream_layout.cuh`.
 SEGMENTS = 8
 # Warpgroups of a block -> column steps of a weight copy, copies a warp has room for.
-RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2), 5: (2, 2)}
-# Most warpgroups of a width, for registers without spills.
-MOST_WARPGROUPS = {24: 4, 32: 5}
-CLUSTERS = (1, 2)
+# Five warpgroups leave too few registers, and clusters that share x were slower at every shape measured.
+RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2)}
+_MAX_STAGES = 8
+CLUSTERS = (1,)
 # `cuda/include/segments_form.cuh`: nodes of the tree that a block may have to give away, that a warp keeps.
 _PLACES, _KEPT_NODES = 7, 2
-_MAX_STAGES = 8
 # Dynamic shared memory of a block on sm_90 (CUDA programming guide, compute capability 9.0): 227 KB.
 SHARED_BYTES = 227 << 10
 
-# Microseconds. Of both launches and the first copies; of a column step of 64 rows: decoding, memory and, of 32
-# tokens, the products; of one of a block, whatever its rows; of handing over sums, and of each further part of a
-# group for each warpgroup.
-_LAUNCH, _ROWS, _PRODUCTS, _STEP = 3.2, 0.175, 0.03, 0.115
-_EXCHANGE, _PART = 2.4, 0.1
+# Microseconds, fitted to 39 forms on an H200 (4 % rms, `benchmarks/segments_sweep.py`): of both launches; of a MB of
+# weights; of a column step of 64 rows: decoding, and the products of 32 tokens; of a step of a block, whatever its
+# rows; of handing over sums.
+_LAUNCH, _MEGABYTE, _ROWS, _PRODUCTS, _STEP, _EXCHANGE = 4.9, 0.18, 0.012, 0.076, 0.11, 3.95
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +38,8 @@ class SegmentsForm:
     """One compiled form and its grid.
 
     tokens: of a product, from WIDTHS. warpgroups: of 64 rows each, in a block. cluster: blocks that share x.
-    blocks: of the grid. chunk: column steps of a weight copy. slots: such copies of a warp.
+    blocks: of the grid. chunk: column steps of a weight copy. slots: such copies of a warp. depth: words whose products
+    are in flight.
     """
 
     tokens: int
@@ -49,6 +48,7 @@ class SegmentsForm:
     blocks: int
     chunk: int
     slots: int
+    depth: int = 2
 
     @property
     def defines(self) -> dict[str, int]:
@@ -60,6 +60,7 @@ class SegmentsForm:
             "VT_STAGES": self.stages,
             "VT_CHUNK": self.chunk,
             "VT_SLOTS": self.slots,
+            "VT_DEPTH": self.depth,
         }
 
     @property
@@ -133,8 +134,6 @@ def candidates(n: int, tokens: int, multiprocessors: int) -> Iterator[SegmentsFo
 def compiled_forms(tokens: int) -> Iterator[SegmentsForm]:
     """Every compiled form of one width, with the smallest grid."""
     for warpgroups, (chunk, slots) in RINGS.items():
-        if warpgroups > MOST_WARPGROUPS[tokens]:
-            continue
         for cluster in CLUSTERS:
             yield SegmentsForm(
                 tokens=tokens,
@@ -151,7 +150,5 @@ def modelled_time(n: int, k: int, form: SegmentsForm) -> float:
     units, clusters = form.groups(n) * SEGMENTS, form.blocks // form.cluster
     longest = -(-units // clusters)
     step = form.warpgroups * (_ROWS + _PRODUCTS * form.tokens / 32) + _STEP
-    time = _LAUNCH + longest * column_steps(k) / SEGMENTS * step
-    if units % clusters == 0 and longest % SEGMENTS == 0:
-        return time
-    return time + _EXCHANGE + _PART * form.warpgroups * (clusters * SEGMENTS / units + 1)
+    time = _LAUNCH + _MEGABYTE * n * k * 9 / 16e6 + longest * column_steps(k) / SEGMENTS * step
+    return time if units % clusters == 0 and longest % SEGMENTS == 0 else time + _EXCHANGE

@@ -65,9 +65,9 @@ def unpack_fp8_reference(packed: PackedFP8) -> Tensor:
             values = values * scale.repeat_interleave(STEP_COLUMNS, dim=1)
         case Scales.GROUPS:
             groups = behind.reshape(tiles, steps, 8, 4, 2).permute(0, 4, 2, 1, 3)
-            exponent = groups.reshape(tiles * TILE_ROWS, steps * 4).to(torch.float64) - _GROUP_BIAS
+            exponent = groups.reshape(tiles * TILE_ROWS, steps * 4).to(torch.int64) - _GROUP_BIAS
             # Both factors are powers of two; in float64 neither their product nor the value's is rounded.
-            scale = torch.exp2(exponent) * packed.row_scale.double().unsqueeze(-1)
+            scale = (exponent + 1023 << 52).view(torch.float64) * packed.row_scale.double().unsqueeze(-1)
             values = (values.double() * scale.repeat_interleave(32, dim=1)).float()
     order = packed_order(n, paired=packed.paired).to(values.device)
     out = torch.empty(n, k, device=values.device)

@@ -48,7 +48,7 @@ class Binder:
     kernels: Sequence[KernelSpec]
     rules: KernelRules
     cost_of: CostOf | None
-    verdicts: Verdicts | None
+    verdicts: Verdicts
     device: str
     capability: tuple[int, int] | None
     dtype: str

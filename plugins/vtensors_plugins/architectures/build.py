@@ -86,7 +86,7 @@ class Parts:
             kernels=own.kernels,
             rules=own.rules,
             cost_of=own.cost_of,
-            verdicts=own.verdicts,
+            verdicts=own.verdicts or Verdicts(),
             device=dry.device if dry is not None else str(device),
             capability=dry.capability if dry is not None else capability,
             dtype=str(own.dtype).removeprefix("torch."),

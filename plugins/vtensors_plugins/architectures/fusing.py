@@ -17,6 +17,8 @@ from vtensors_formats.fp8 import FP8Weight
 from vtensors_formats.nvfp4 import NVFP4Weight
 from vtensors_formats.weight import Weight
 
+_USUAL_BLOCK = (128, 128)
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Part:
@@ -63,6 +65,8 @@ def traits_of(parts: Sequence[Part], *, shared: bool) -> frozenset[str]:
             found.add("pre_scale")
         if isinstance(weight, NVFP4Weight) and weight.group != 16:
             found.add(f"group{weight.group}")
+        if isinstance(weight, FP8Weight) and weight.block is not None and weight.block != _USUAL_BLOCK:
+            found.add(f"block{weight.block[0]}x{weight.block[1]}")
         scale = _matrix_scale(weight)
         # Parts with a scale each make one matrix whose scale changes from row to row.
         if scale is not None and (scale.ndim or len(parts) > 1):

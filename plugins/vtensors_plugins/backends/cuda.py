@@ -1,4 +1,4 @@
-"""The CUDA backend: NVFP4 linears of several kinds (`cuda_nvfp4`), and exact widening of FP8 before cuBLAS.
+"""The CUDA backend: NVFP4 linears (`cuda_nvfp4`), FP8 and MXFP8 linears (`cuda_fp8`), exact widening of stored FP8.
 
 Each kernel is launched on a small weight of the same K and held against the reference before it is used. One
 that fails to compile, to launch or to agree loses to the next, with its reason.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vtensors.hookspecs import hookimpl
 from vtensors.records import KernelRequest, KernelSpec, PluginInfo
+from vtensors_plugins.backends.cuda_fp8 import fp8_kernels
 from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, nvfp4_kernels
 from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
 
@@ -47,14 +48,15 @@ def _fingerprint_fp8(request: KernelRequest) -> str:
 @hookimpl
 def vtensors_plugin() -> PluginInfo:
     """Who this plugin is."""
-    return PluginInfo(name="cuda", summary="NVFP4 kernels, and exact widening of FP8 weights before cuBLAS.")
+    return PluginInfo(name="cuda", summary="NVFP4, FP8 and MXFP8 kernels with 16-bit activations.")
 
 
 @hookimpl
 def vtensors_kernels() -> list[KernelSpec]:
-    """The NVFP4 kernels and `linear_fp8_widening`."""
+    """The NVFP4 kernels, those of packed FP8, and `linear_fp8_widening`."""
     return [
         *nvfp4_kernels(),
+        *fp8_kernels(),
         KernelSpec(
             name="linear_fp8_widening",
             op="linear",

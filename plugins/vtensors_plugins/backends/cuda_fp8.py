@@ -2,6 +2,7 @@
 
     kernel            rows M   weight    devices
     stream            1..32    packed    any
+    stream_in_parts   33..64   packed    any: the same kernel, twice
     packed_widening   any      packed    any
 
 Packed weights are made once at load. Where a kernel computes neither norm nor argmax, torch does around it.
@@ -29,15 +30,17 @@ _SCALE_ROWS, _SCALE_COLUMNS = 4, 128
 def fp8_kernels() -> list[KernelSpec]:
     """Every FP8 kernel of the CUDA backend that reads packed weights."""
     return [
-        *(
-            _packed(op, "stream", (1, 32), _refuse_stream, _fingerprint_stream, _probe_stream)
-            for op in PACKED_OPS
-        ),
+        *(_stream(op, "stream", (1, 32)) for op in PACKED_OPS),
+        *(_stream(op, "stream_in_parts", (33, 64)) for op in PACKED_OPS),
         *(
             _packed(op, "packed_widening", (1, None), _refuse, _fingerprint_widening, _probe_widening)
             for op in PACKED_OPS
         ),
     ]
+
+
+def _stream(op: str, kernel: str, tokens: tuple[int, int]) -> KernelSpec:
+    return _packed(op, kernel, tokens, _refuse_stream, _fingerprint_stream, _probe_stream)
 
 
 def _packed(
@@ -70,7 +73,7 @@ def _bind(kernel: str) -> Callable[[Any, KernelRequest], Call]:
         # They take any packed matrix.
         from vtensors_plugins.backends import cuda_nvfp4_binding
 
-        return cuda_nvfp4_binding.BINDERS[kernel](prepared, request)
+        return cuda_nvfp4_binding.BINDERS[kernel.removesuffix("_in_parts")](prepared, request)
 
     return bind
 
@@ -85,7 +88,7 @@ def _cost(kernel: str) -> Callable[[KernelRequest], float]:
     def cost(request: KernelRequest) -> float:
         from vtensors_kernels.fp8 import costs
 
-        return costs.COSTS[kernel](request)
+        return costs.COSTS[kernel.removesuffix("_in_parts")](request)
 
     return cost
 

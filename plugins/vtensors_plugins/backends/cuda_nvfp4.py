@@ -2,12 +2,15 @@
 
     kernel            rows M   weight                          devices
     stream            1..32    packed                          any
+    wgmma_segments    17..32   packed                          sm_90a
     wgmma             33..64   packed                          sm_90a
     packed_widening   any      packed                          any
     stored            1..64    as stored: small, or shared     any
     widening          any      as stored                       any
 
-Packed weights are made once at load. Where a kernel computes neither norm nor argmax, torch does around it.
+Packed weights are made once at load. `stream` and `wgmma_segments` give a row the same bits at any number of rows; the
+latter has no form with a norm, which would round otherwise. Where a kernel computes neither norm nor argmax, torch
+does around it.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ PACKED_OPS = (
 )
 STORED_OPS = ("linear", "linear_argmax")
 NUMERICS = "16-bit outputs, float32 sums"
-# Weights per scale that the kernels know.
-_GROUPS = (16, 32)
+# Weights per scale that the kernels know; the one that widens a weight as stored.
+_GROUPS, _WIDENED_GROUPS = (16, 32), (16,)
 # Blocks of the packed layout that one launch may span on sm_90a; columns of the kernel without repack.
 _WGMMA_BLOCKS, _STORED_COLUMNS = 1 << 24, 1 << 28
 
@@ -45,6 +48,7 @@ def nvfp4_kernels() -> list[KernelSpec]:
     """Every NVFP4 kernel of the CUDA backend."""
     return [
         *(_stream(op) for op in PACKED_OPS),
+        *(_wgmma_segments(op) for op in PACKED_OPS if not op.startswith("norm_")),
         *(_wgmma(op) for op in PACKED_OPS),
         *(_packed_widening(op) for op in PACKED_OPS),
         *(_stored(op) for op in STORED_OPS),
@@ -64,6 +68,17 @@ def _wgmma(op: str) -> KernelSpec:
         tokens=(33, 64),
         refuse=_refuse_wgmma,
         fingerprint=_depends_on("sm90/linear_nvfp4_wgmma.cu", "sm90/permute_activations.cu"),
+        targets=("sm_90a",),
+    )
+
+
+def _wgmma_segments(op: str) -> KernelSpec:
+    return _packed(
+        op,
+        "wgmma_segments",
+        tokens=(17, 32),
+        refuse=_refuse_wgmma,
+        fingerprint=_depends_on("sm90/linear_nvfp4_wgmma_segments.cu", "sm90/permute_activations.cu"),
         targets=("sm_90a",),
     )
 
@@ -128,7 +143,7 @@ def _widening(op: str) -> KernelSpec:
         schemes=("nvfp4",),
         targets=("cuda",),
         numerics=NUMERICS,
-        refuse=refusal,
+        refuse=_refuse_widening,
         bind=_bind("widening"),
         cost=_cost("widening"),
         probe=_probe("widening"),
@@ -202,11 +217,11 @@ def _fingerprint_stream(request: KernelRequest) -> str:
 # ---- why not
 
 
-def _refuse(request: KernelRequest) -> str | None:
-    known = {f"group{size}" for size in _GROUPS}
+def _refuse(request: KernelRequest, groups: tuple[int, ...] = _GROUPS) -> str | None:
+    known = {f"group{size}" for size in groups}
     for trait in sorted(request.traits):
         if trait.startswith("group") and trait not in known:
-            return f"knows groups of {' or '.join(map(str, _GROUPS))}, not of {trait.removeprefix('group')}"
+            return f"knows groups of {' or '.join(map(str, groups))}, not of {trait.removeprefix('group')}"
     if request.shape is not None and request.shape[1] % 16:
         return f"needs K to be a multiple of 16, not {request.shape[1]}"
     return refusal(request)
@@ -236,3 +251,7 @@ def _refuse_stored(request: KernelRequest) -> str | None:
     if request.shape is not None and request.shape[1] >= _STORED_COLUMNS:
         return f"takes fewer than {_STORED_COLUMNS} columns, not {request.shape[1]}"
     return _refuse(request)
+
+
+def _refuse_widening(request: KernelRequest) -> str | None:
+    return _refuse(request, _WIDENED_GROUPS)

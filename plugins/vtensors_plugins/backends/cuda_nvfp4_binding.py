@@ -13,12 +13,14 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.nvfp4 import packed_widening, probes, stored
+from vtensors_kernels.nvfp4 import packed_widening, probes, stored, wgmma_segments_form
 from vtensors_kernels.nvfp4.embedding import bind_embedding
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.stream import StreamArgmax, StreamLinear
 from vtensors_kernels.nvfp4.stream_probe import probe_stream
 from vtensors_kernels.nvfp4.wgmma import MAX_TOKENS, WgmmaLinear, probe_wgmma
+from vtensors_kernels.nvfp4.wgmma_probe import probe_wgmma_rows
+from vtensors_kernels.nvfp4.wgmma_segments import WgmmaSegments, probe_wgmma_segments
 from vtensors_kernels.widening import bind_nvfp4
 from vtensors_kernels.widening_probe import probe_nvfp4
 from vtensors_plugins.backends.cuda_calls import for_op, over_rows, workspace_here
@@ -58,6 +60,11 @@ def _bind_wgmma(packed: PackedNVFP4, request: KernelRequest) -> Call:
     return for_op(request.op, linear)
 
 
+def _bind_wgmma_segments(packed: PackedNVFP4, request: KernelRequest) -> Call:
+    workspace = workspace_here(packed.blocks.device)
+    return for_op(request.op, WgmmaSegments(packed, _dtype(request), _plain(request.op), workspace=workspace))
+
+
 _WIDENED: Mapping[str, Callable[[PackedNVFP4, torch.dtype], Call]] = MappingProxyType(
     {
         "linear": packed_widening.bind_linear,
@@ -88,12 +95,22 @@ def _probe_wgmma(request: KernelRequest) -> None:
     tokens = request.tokens[0], request.tokens[1] or MAX_TOKENS
     device = torch.device(request.device)
     probe_wgmma(_shape(request), _dtype(request), _plain(request.op), device, tokens)
+    probe_wgmma_rows(attrs.evolve(_without_norm(request), tokens=tokens))
+
+
+def _probe_wgmma_segments(request: KernelRequest) -> None:
+    tokens = request.tokens[0], request.tokens[1] or wgmma_segments_form.MAX_TOKENS
+    device = torch.device(request.device)
+    probe_wgmma_segments(_shape(request), _dtype(request), _plain(request.op), device, tokens)
 
 
 def _probe_packed_widening(request: KernelRequest) -> None:
-    # Parts side by side are one linear, but each has its own scale.
-    op = "linears" if request.op.endswith("linears") else _plain(request.op)
-    probes.probe_packed_widening(attrs.evolve(request, op=op))
+    probes.probe_packed_widening(_without_norm(request))
+
+
+def _without_norm(request: KernelRequest) -> KernelRequest:
+    """Parts side by side are one linear, but each has its own scale: `linears` stays what it is."""
+    return attrs.evolve(request, op="linears" if request.op.endswith("linears") else _plain(request.op))
 
 
 def _probe_stored(request: KernelRequest) -> None:
@@ -102,7 +119,7 @@ def _probe_stored(request: KernelRequest) -> None:
 
 
 def _probe_widening(request: KernelRequest) -> None:
-    probe_nvfp4(_shape(request)[1], request.dtype, request.device)
+    probe_nvfp4(request)
 
 
 def _shape(request: KernelRequest) -> tuple[int, int]:
@@ -116,6 +133,7 @@ BINDERS: Mapping[str, Callable[[Any, KernelRequest], Call]] = MappingProxyType(
     {
         "stream": _bind_stream,
         "wgmma": _bind_wgmma,
+        "wgmma_segments": _bind_wgmma_segments,
         "packed_widening": _bind_packed_widening,
         "stored": _bind_stored,
         "widening": _bind_widening,
@@ -126,6 +144,7 @@ PROBES: Mapping[str, Callable[[KernelRequest], None]] = MappingProxyType(
     {
         "stream": probe_stream,
         "wgmma": _probe_wgmma,
+        "wgmma_segments": _probe_wgmma_segments,
         "packed_widening": _probe_packed_widening,
         "stored": _probe_stored,
         "widening": _probe_widening,

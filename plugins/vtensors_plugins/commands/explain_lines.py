@@ -35,10 +35,9 @@ def row_lines(
     whole = row.asked == request.op
     lines.append(_line("op", request.op if whole else f"{request.op}, a step of {row.asked}", width))
     if not whole:
-        seen = _merged(row.not_fused)
-        lines += [
-            _line("", f"{what}: {reason}", width) for what, reason in seen if _speaks(what, row, kernels)
-        ]
+        seen = [(what, reason) for what, reason in _merged(row.not_fused) if _speaks(what, row, kernels)]
+        nobody = [(row.asked, f"no kernel computes it on {request.scheme} weights")]
+        lines += [_line("", f"{what}: {reason}", width) for what, reason in seen or nobody]
     lines += [_line("assumes", text, width) for text in row.assumes]
     lines += [_line(segment.rows, _kernel_words(segment), width) for segment in row.segments]
     prepared = "unknown: the layout does not tell" if row.prepared is None else size(row.prepared)

@@ -7,17 +7,18 @@ from typing import Any
 
 import attrs
 
-from vtensors.containment import PLUGIN_FAILURES
-from vtensors.kernel_candidates import rows_in_words
+from vtensors.kernel_candidates import refusal_of, rows_in_words
 from vtensors.kernel_targets import reason_against, specificity
 from vtensors.manager import Plugins
 from vtensors.plugin_candidates import OWN_DISTRIBUTION
 from vtensors.records import KernelRequest, KernelSpec
+from vtensors_kernels.ops import OPS
 from vtensors_plugins.commands.device_option import ReportDevice
 
 # What a layer may ask for, in the order tried: a kernel serves the device if it serves one of these.
 _ACTIVATIONS = ("16bit", "fp4", "fp8-static", "fp8-dynamic")
 _DTYPES = ("bfloat16", "float16", "float32")
+_OP_NAMES = tuple(op.name for op in OPS)
 # Stands for "anything that dequantises".
 _ANY_SCHEME = "bf16"
 
@@ -77,14 +78,13 @@ def kernel_facts(plugins: Plugins, device: ReportDevice) -> list[KernelFacts]:
 
 def reason_against_device(kernel: KernelSpec, device: ReportDevice) -> str | None:
     """Why the kernel cannot serve the device for any of its schemes, or None; the shape is left open."""
+    if kernel.op not in _OP_NAMES:
+        return f"computes '{kernel.op}', which is no op; ops: {', '.join(_OP_NAMES)}"
     reasons = []
     for request in _requests(kernel, device):
         if specificity(kernel.targets, request) is None:
             return reason_against(kernel.targets, request)
-        try:
-            reason = kernel.refuse(request)
-        except PLUGIN_FAILURES as problem:
-            reason = f"failed to say whether it can: {type(problem).__name__}: {problem}"
+        reason = refusal_of(kernel, request)
         if reason is None:
             return None
         reasons.append(reason)

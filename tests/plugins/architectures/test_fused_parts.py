@@ -108,6 +108,20 @@ def test_a_plugin_with_a_plain_linear_serves_a_model_whose_layers_ask_for_fused_
     assert [op for op, _ in q.not_fused] == ["norm_linears", "linears"]
 
 
+def test_a_self_test_runs_once_for_layers_that_ask_alike() -> None:
+    tested: list[KernelRequest] = []
+    config = tiny_config("qwen3")
+    probed = _kernel(
+        "linear",
+        lambda weight, request: lambda x: linear(x, weight),
+        probe=tested.append,
+        fingerprint=lambda request: "1",
+    )
+    model = _model(config, _quantized(config), [probed])
+    users = [record for record in model.selected if record.kernel == "linear_mine"]
+    assert len(users) > len(tested) == len(set(tested)) > 1
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3"])
 @pytest.mark.parametrize("op", FUSED)
 def test_a_cheaper_fused_kernel_is_used_where_its_op_is_asked_for(family: str, op: str) -> None:

@@ -116,6 +116,12 @@ def test_a_kernel_is_told_of_everything_that_it_may_have_to_refuse() -> None:
     assert traits_of(_parts(_with_group_32(NVFP4)), shared=False) == {"group32"}
     full = attrs.evolve(NVFP4, bias=torch.ones(16), pre_scale=SCALES)
     assert traits_of(_parts(full), shared=False) == {"bias", "pre_scale"}
+    blocks = FP8Weight(codes=FP8.codes, scale=torch.ones(1, 2), block=(128, 32))
+    assert traits_of(_parts(blocks), shared=False) == {"block128x32"}
+    assert (
+        traits_of(_parts(attrs.evolve(blocks, scale=torch.ones(1, 1), block=(128, 128))), shared=False)
+        == frozenset()
+    )
     plain = PlainWeight(tensor=torch.ones(2, 64))
     assert traits_of(_parts(plain, plain), shared=False) == frozenset()
 

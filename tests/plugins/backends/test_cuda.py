@@ -18,6 +18,7 @@ from vtensors.record_checks import check_record
 from vtensors.records import KernelRequest, KernelSpec
 from vtensors.selection import KernelPlan, decomposer, plan_kernels
 from vtensors_formats.nvfp4 import quantize_nvfp4
+from vtensors_kernels.fp8 import packed as fp8
 from vtensors_kernels.nvfp4.packed import LAYOUT, PAIRED_LAYOUT
 from vtensors_kernels.ops import OPS
 from vtensors_kernels.reference.linear import linear
@@ -78,13 +79,21 @@ def test_each_record_is_sound_named_after_its_op_and_tested_before_use(kernel: K
 
 
 def test_paired_rows_are_a_layout_of_their_own() -> None:
-    layouts = {kernel.op: set[str]() for kernel in cuda.vtensors_kernels()}
+    layouts: dict[tuple[str, str], set[str]] = {}
     for kernel in cuda.vtensors_kernels():
-        layouts[kernel.op].add(kernel.layout)
-    assert layouts["linear_swiglu"] == layouts["norm_linear_swiglu"] == {PAIRED_LAYOUT}
-    assert layouts["linear_add"] == layouts["norm_linears"] == layouts["linears"] == {LAYOUT}
-    assert layouts["linear"] == layouts["linear_argmax"] == {LAYOUT, "stored"}
-    assert layouts["embedding"] == {"stored"}
+        for scheme in kernel.schemes:
+            layouts.setdefault((kernel.op, scheme), set()).add(kernel.layout)
+    for scheme, one, paired in (
+        ("nvfp4", LAYOUT, PAIRED_LAYOUT),
+        *((scheme, fp8.LAYOUT, fp8.PAIRED_LAYOUT) for scheme in fp8.SCALES_OF),
+    ):
+        assert layouts["linear_swiglu", scheme] == layouts["norm_linear_swiglu", scheme] == {paired}
+        for op in ("linear_add", "norm_linears", "linears"):
+            assert layouts[op, scheme] == {one}
+    assert layouts["linear", "nvfp4"] == layouts["linear_argmax", "nvfp4"] == {LAYOUT, "stored"}
+    assert layouts["linear", "fp8-row"] == {fp8.LAYOUT, "stored"}
+    assert layouts["linear", "mxfp8"] == {fp8.LAYOUT}
+    assert layouts["embedding", "nvfp4"] == {"stored"}
 
 
 @pytest.mark.parametrize(
@@ -95,14 +104,31 @@ def test_paired_rows_are_a_layout_of_their_own() -> None:
         ("linears", (14336, 5120)),
         ("linear_add", DOWN),
         ("linear_swiglu", GATE_UP),
-        ("norm_linears", (16384, 5120)),
-        ("norm_linear_swiglu", GATE_UP),
         ("linear_argmax", HEAD),
-        ("linear_swiglu", (1024, 2048)),
-        ("linear_add", (2048, 512)),
     ],
 )
 def test_a_hopper_streams_few_rows_multiplies_more_by_warpgroups_and_widens_beyond(
+    op: str, shape: tuple[int, int]
+) -> None:
+    assert _chosen(_plan(_request(op, shape))) == {
+        (1, 16): f"{op}_nvfp4_stream",
+        (17, 32): f"{op}_nvfp4_wgmma_segments",
+        (33, 64): f"{op}_nvfp4_wgmma",
+        (65, None): f"{op}_nvfp4_packed_widening",
+    }
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("norm_linears", (16384, 5120)),
+        ("norm_linear_swiglu", GATE_UP),
+        ("linear_swiglu", (1024, 2048)),
+        ("linear_add", (2048, 512)),
+        ("linear_add", (5120, 6144)),
+    ],
+)
+def test_a_norm_in_front_and_small_weights_are_streamed_up_to_32_rows(
     op: str, shape: tuple[int, int]
 ) -> None:
     assert _chosen(_plan(_request(op, shape))) == {
@@ -152,7 +178,7 @@ def test_a_norm_before_a_pre_scale_is_left_to_two_ops() -> None:
     assert plan.decomposed
     assert plan.steps == ("rms_norm", "linears")
     assert "round x twice" in dict(plan.rejected)["norm_linears_nvfp4_stream"]
-    assert _chosen(plan.parts[0])[1, 32] == "linears_nvfp4_stream"
+    assert _chosen(plan.parts[0])[1, 16] == "linears_nvfp4_stream"
 
 
 @pytest.mark.parametrize(
@@ -249,17 +275,24 @@ def test_the_27b_gets_the_same_kernels_in_explain(
         str(tmp_path / "m"),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    for target, widened in (("sm_90a", [(1, 32), (33, 64), (65, None)]), ("sm_121a", None), ("sm_89", None)):
+    few, more = ("stream", (1, 32)), ("packed_widening", (33, None))
+    hopper = [("wgmma", (33, 64)), ("packed_widening", (65, None))]
+    split = [("stream", (1, 16)), ("wgmma_segments", (17, 32)), *hopper]
+    for target, accepted in (
+        ("sm_90a", ([few, *hopper], split)),
+        ("sm_121a", ([few, more],)),
+        ("sm_89", ([few, more],)),
+    ):
         assert main(["explain", str(tmp_path / "m"), "--assume", target, "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
         groups = [group for group in report["groups"] if group["scheme"] == "nvfp4"]
         assert groups
         for group in groups:
-            ranges = [tuple(kernel["tokens"]) for kernel in group["kernels"]]
-            suffixes = [kernel["kernel"].partition("_nvfp4_")[2] for kernel in group["kernels"]]
-            assert ranges == (widened or [(1, 32), (33, None)]), group["name"]
-            middle = ["wgmma"] if widened else []
-            assert suffixes == ["stream", *middle, "packed_widening"], group["name"]
-            if not widened:
+            found = [
+                (kernel["kernel"].partition("_nvfp4_")[2], tuple(kernel["tokens"]))
+                for kernel in group["kernels"]
+            ]
+            assert found in accepted, group["name"]
+            if target != "sm_90a":
                 lost = json.dumps(group["kernels"])
                 assert "made for sm_90a" in lost, group["name"]

@@ -8,39 +8,36 @@ constexpr bool kStepScales = VT_SCALES == 1;  // float32 scales of a column step
 
 // What a lane needs for every block.
 struct BlockReader {
-  unsigned to_scales, selector;
-  __device__ __forceinline__ explicit BlockReader(int lane) {
-    to_scales = kept(kCodeBytes + (VT_SCALES == 1 ? lane / 16 * 4 : lane / 2 * 4) - lane * 16);
-    selector = kept(lane % 2 * 2 | 0x4440u);  // a byte of a word, zeros above
-  }
+  unsigned to_scales;
+  __device__ __forceinline__ explicit BlockReader(int lane)
+      : to_scales(kept(kCodeBytes + (VT_SCALES == 1 ? lane / 16 * 4 : lane * 2) - lane * 16)) {}
 };
 
-// A lane's part of a block, at `at` = the block + 16 * lane.
+// A lane's part of a block, at `at` = the block + 16 * lane: half of the codes at a time.
 struct BlockPart {
-  unsigned top[8], bottom[8], scales[2];
-  __device__ __forceinline__ void load(const BlockReader& reader, unsigned at) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 upper = load_shared_128(at + 512 * i), lower = load_shared_128(at + 1024 + 512 * i);
-      top[4 * i] = upper.x, top[4 * i + 1] = upper.y, top[4 * i + 2] = upper.z, top[4 * i + 3] = upper.w;
-      bottom[4 * i] = lower.x, bottom[4 * i + 1] = lower.y, bottom[4 * i + 2] = lower.z, bottom[4 * i + 3] = lower.w;
-    }
-#if VT_SCALES == 1
-    scales[0] = load_shared_32(at + reader.to_scales);
-    scales[1] = load_shared_32(at + reader.to_scales + 8);
-#elif VT_SCALES == 2
-    const unsigned bytes = load_shared_32(at + reader.to_scales);
-    scales[0] = decode_group_scale(__byte_perm(bytes, 0u, reader.selector));
-    scales[1] = decode_group_scale(__byte_perm(bytes, 0u, reader.selector + 1u));
+  unsigned at, top[4], bottom[4], scales[2];
+  __device__ __forceinline__ void load(const BlockReader& reader, unsigned place) {
+    at = place;
+#if VT_SCALES == 2
+    const unsigned bytes = load_shared_16(at + reader.to_scales);
+    scales[0] = decode_group_scale(bytes & 0xffu);
+    scales[1] = decode_group_scale(bytes >> 8);
 #else
     scales[0] = scales[1] = 0;
 #endif
   }
-  // Eight weights of either row as operands; u: which of the four activation chunks of the lane they meet.
-  __device__ __forceinline__ void decode(const BlockReader&, int u, unsigned (&upper)[4], unsigned (&lower)[4]) const {
-    decode_words(top[2 * u], top[2 * u + 1], scales[0], upper);
-    decode_words(bottom[2 * u], bottom[2 * u + 1], scales[1], lower);
+  // Eight weights of either row as operands; u: which of the four activation chunks of the lane they meet, in order.
+  __device__ __forceinline__ void decode(const BlockReader&, int u, unsigned (&upper)[4], unsigned (&lower)[4]) {
+    if (u % 2 == 0) {
+      const uint4 above = load_shared_128(at + 256 * u), below = load_shared_128(at + 256 * u + 1024);
+      top[0] = above.x, top[1] = above.y, top[2] = above.z, top[3] = above.w;
+      bottom[0] = below.x, bottom[1] = below.y, bottom[2] = below.z, bottom[3] = below.w;
+    }
+    decode_words(top[u % 2 * 2], top[u % 2 * 2 + 1], scales[0], upper);
+    decode_words(bottom[u % 2 * 2], bottom[u % 2 * 2 + 1], scales[1], lower);
   }
   // Of the rows of `upper` (0) and `lower` (1), with kStepScales.
-  __device__ __forceinline__ float step_scale(int row) const { return __uint_as_float(scales[row]); }
+  __device__ __forceinline__ float step_scale(const BlockReader& reader, int row) const {
+    return __uint_as_float(load_shared_32(at + reader.to_scales + 8 * row));
+  }
 };

@@ -32,5 +32,5 @@ struct BlockPart {
     decode_word(bottom[u], second, lower);
   }
   // Of the rows of `upper` (0) and `lower` (1), with kStepScales.
-  __device__ __forceinline__ float step_scale(int) const { return 1.f; }
+  __device__ __forceinline__ float step_scale(const BlockReader&, int) const { return 1.f; }
 };

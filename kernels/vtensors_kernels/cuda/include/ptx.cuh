@@ -29,6 +29,13 @@ __device__ __forceinline__ unsigned load_shared_32(unsigned address) {
   return v;
 }
 
+// 16 bits, zeros above.
+__device__ __forceinline__ unsigned load_shared_16(unsigned address) {
+  unsigned short v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+
 // Zeros where `wanted` is false.
 __device__ __forceinline__ uint4 load_shared_128_if(bool wanted, unsigned address) {
   uint4 v = make_uint4(0, 0, 0, 0);

@@ -12,6 +12,13 @@ __device__ __forceinline__ int node_level(int segment, int end) {
   return segment % 2 == 0 && segment + 2 <= end ? 1 : 0;
 }
 
+// How many of those come before the one from `segment` on.
+__device__ __forceinline__ int nodes_before(int segment, int begin, int end) {
+  int count = 0;
+  for (; begin < segment; ++count) begin += 1 << node_level(begin, end);
+  return count;
+}
+
 // Where a warp's left children wait: a segment and a pair in shared memory, a four, of which a group has one, in
 // global memory. Every lane has places of its own.
 struct Waiting {
@@ -50,7 +57,7 @@ struct Waiting {
 };
 
 // A node of 2^level segments from `segment` on joins those of segments from `begin` on that wait. True where `sums`
-// has become that of all segments. give(sums): a right child whose sibling is not here.
+// has become that of all segments. give(sums, segment): a right child whose sibling is not here.
 template <class Give>
 __device__ __forceinline__ bool add_node(float (&sums)[kSums], const Waiting& waiting, int segment, int level,
                                          int begin, const Give& give) {
@@ -63,7 +70,7 @@ __device__ __forceinline__ bool add_node(float (&sums)[kSums], const Waiting& wa
       return false;
     }
     if (segment - size < begin) {
-      give(sums);
+      give(sums, segment);
       return false;
     }
     waiting.add_to(sums, of);
@@ -81,6 +88,6 @@ __device__ __forceinline__ void give_waiting(float (&sums)[kSums], const Waiting
     const int size = 1 << of, from = end / (2 * size) * (2 * size);
     if ((end & size) == 0 || from < begin) continue;
     waiting.load(sums, of);
-    give(sums);
+    give(sums, from);
   }
 }

@@ -22,6 +22,9 @@
 #ifndef VT_SLOTS
 #define VT_SLOTS 2  // weight copies of a warp
 #endif
+#ifndef VT_DEPTH
+#define VT_DEPTH 2  // words whose products are in flight
+#endif
 
 #if VT_CLUSTER > 1
 #define VT_CLUSTER_DIMENSIONS __cluster_dims__(VT_CLUSTER, 1, 1)
@@ -38,7 +41,7 @@ constexpr int kFetcherRegisters = 24;
 constexpr int kConsumerRegisters =
     (kRegisters * (VT_WARPGROUPS + 1) - kFetcherRegisters) / VT_WARPGROUPS / 8 * 8;
 constexpr int kCluster = VT_CLUSTER, kStages = VT_STAGES, kChunk = VT_CHUNK, kSlots = VT_SLOTS;
-constexpr int kDepth = 2, kGroup = 1;  // words in flight, words decoded before their products
+constexpr int kDepth = VT_DEPTH, kGroup = 1;
 constexpr int kFetchers = 2;     // warps that fetch weights
 constexpr int kStageBytes = kTokens * kStepColumns * 2;
 constexpr int kSlotBytes = kChunk * kBlockBytes;
@@ -50,6 +53,7 @@ constexpr int kPlaces = 7;       // nodes of parts of groups that a block may ha
 static_assert(kTokens == 24 || kTokens == 32, "multiply_warpgroup has these, and two chains fit");
 static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "a stage is cut in equal parts");
 static_assert(VT_WARPGROUPS >= 1 && VT_WARPGROUPS <= 5 && kThreads <= kBound, "registers without spills");
+static_assert(kDepth == 1 || kDepth == 2, "words return to their registers");
 static_assert(kStageBytes / kCluster % 16 == 0 && kSlotBytes % 16 == 0, "limits and alignment");
 
 // Byte offsets in dynamic shared memory; the launcher has the same formula.

@@ -25,6 +25,13 @@ struct Work {
   __device__ __forceinline__ unsigned place_of(unsigned unit) const {
     return unit / kSegments * steps + segment_step(unit % kSegments);
   }
+  // The segments of a unit's group that are in this range.
+  __device__ __forceinline__ int first_segment(unsigned unit) const {
+    return max(0, static_cast<int>(first_unit(cluster) - unit / kSegments * kSegments));
+  }
+  __device__ __forceinline__ int end_segment(unsigned unit) const {
+    return min(kSegments, static_cast<int>(first_unit(cluster + 1) - unit / kSegments * kSegments));
+  }
   __device__ __forceinline__ unsigned tile(unsigned group, int warp) const {
     return (group * kCluster + block_rank()) * kWarps + warp;
   }

@@ -103,6 +103,7 @@ __device__ __forceinline__ void multiply_blocks(float (&sums)[kRowTiles][2][kTok
   for (int r = 0; r < kRowTiles; ++r) parts[r].load(reader, block + r * stage_tile);
   float step_sums[kRowTiles][2][kTokenTiles][4] = {};
   float(&to)[kRowTiles][2][kTokenTiles][4] = kStepScales ? step_sums : sums;
+  constexpr int kSecond = kStepScales ? 0 : 1;
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
     unsigned upper[kRowTiles][4], lower[kRowTiles][4];
@@ -114,7 +115,7 @@ __device__ __forceinline__ void multiply_blocks(float (&sums)[kRowTiles][2][kTok
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
         multiply_add_16x8x16(to[r][0][n], upper[r][0], lower[r][0], upper[r][1], lower[r][1], b.x, b.y);
-        multiply_add_16x8x16(to[r][1][n], upper[r][2], lower[r][2], upper[r][3], lower[r][3], b.z, b.w);
+        multiply_add_16x8x16(to[r][kSecond][n], upper[r][2], lower[r][2], upper[r][3], lower[r][3], b.z, b.w);
       }
     }
   }
@@ -122,11 +123,14 @@ __device__ __forceinline__ void multiply_blocks(float (&sums)[kRowTiles][2][kTok
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
-      for (int n = 0; n < kTokenTiles; ++n)
+      for (int row = 0; row < 2; ++row) {
+        const float scale = parts[r].step_scale(reader, row);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          sums[r][0][n][i] = __fmaf_rn(parts[r].step_scale(i / 2), step_sums[r][0][n][i] + step_sums[r][1][n][i],
-                                       sums[r][0][n][i]);
+        for (int n = 0; n < kTokenTiles; ++n)
+#pragma unroll
+          for (int i = 2 * row; i < 2 * row + 2; ++i)
+            sums[r][0][n][i] = __fmaf_rn(scale, step_sums[r][0][n][i], sums[r][0][n][i]);
+      }
   }
 }
 

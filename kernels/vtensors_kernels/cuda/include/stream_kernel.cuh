@@ -4,7 +4,7 @@
 //
 // The sum of a row: its column steps are cut into kSegments segments of equal length; of each, the products of the
 // first and of the second four columns of every eight are summed apart in order of k; all these sums are added as a
-// balanced tree. With scales of steps (kStepScales) it is both sums of each step, added and scaled, that are summed in
+// balanced tree. With scales of steps (kStepScales) it is the sums of a segment's steps, scaled, that are summed in
 // order of k. Nothing else enters, so a row's result is the same bits at any M, any place in the batch, any number of
 // warps, stages, blocks and blocks of a cluster.
 //

@@ -35,7 +35,8 @@
 constexpr int kWarps = VT_WARPS, kTokenTiles = VT_TOKEN_TILES, kRowTiles = VT_ROW_TILES, kReducers = VT_REDUCERS;
 constexpr int kCluster = VT_ARCH >= 900 ? VT_CLUSTER : 1;
 // Blocks of a stage that are multiplied side by side: two where registers allow.
-constexpr int kUnrolled = kTokenTiles * kRowTiles == 1 && VT_BLOCKS_PER_SM * kWarps <= 16 ? 2 : 1;
+constexpr int kUnrolled =
+    kTokenTiles * kRowTiles == 1 && VT_BLOCKS_PER_SM * kWarps <= 16 && !kStepScales ? 2 : 1;
 constexpr int kThreads = 32 * (kWarps + kReducers);
 constexpr int kSegments = 8;
 constexpr int kOwnSegments = kSegments / kCluster;

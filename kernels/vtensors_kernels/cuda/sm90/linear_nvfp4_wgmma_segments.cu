@@ -43,7 +43,7 @@ __device__ __forceinline__ bool join_parts(float (&sums)[kSums], const Waiting& 
   if (__shfl_sync(0xffffffffu, before, 0) != last - first) return false;
   __syncwarp();
   if (lane == 0) *counter = 0;
-  const auto nothing = [](const float(&)[kSums]) {};
+  const auto nothing = [](const float(&)[kSums], int) {};
   int segment = 0;
 #pragma unroll 1
   for (unsigned other = first; other <= last; ++other) {
@@ -63,6 +63,32 @@ __device__ __forceinline__ bool join_parts(float (&sums)[kSums], const Waiting& 
     }
   }
   return true;
+}
+
+// A segment's sums into their tile's tree; the end of the tile where they or the other parts of its group complete it.
+__device__ __forceinline__ void add_segment(float (&sums)[kSums], const Work& work, unsigned unit, bool ends,
+                                            unsigned base, float4* nodes, unsigned* counters, const float* row_scale,
+                                            const float* bias, const unsigned short* residual, unsigned short* y, int n,
+                                            int tokens, int warp, int lane) {
+  const int begin = work.first_segment(unit), end = work.end_segment(unit);
+  // A four waits where a part that begins a group has its first node: such a part is the last of a range, so the
+  // place is free before.
+  const Waiting waiting = {base + Layout::kNodes + warp * 2 * kNodeBytes + 16 * lane,
+                           nodes + nodes_of(work.cluster, 0, warp, lane)};
+  const auto give = [&](const float(&node)[kSums], int segment) {
+    float4* to =
+        nodes + nodes_of(work.cluster, begin, warp, lane) + nodes_before(segment, begin, end) * kToNext;
+#pragma unroll
+    for (int i = 0; i < kTokenTiles; ++i)
+      to[i * 32] = make_float4(node[4 * i], node[4 * i + 1], node[4 * i + 2], node[4 * i + 3]);
+  };
+  bool whole = add_node(sums, waiting, unit % kSegments, 0, begin, give);
+  if (!ends) return;
+  if (end < kSegments) give_waiting(sums, waiting, begin, end, give);
+  const unsigned group = unit / kSegments, tile = work.tile(group, warp);
+  if (tile >= work.tiles) return;
+  if (!whole) whole = join_parts(sums, waiting, nodes, counters + tile, work, group, warp, lane);
+  if (whole) finish_row_tile(sums, tile, row_scale, bias, residual, y, n, tokens, lane);
 }
 
 extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void linear_nvfp4_wgmma_segments(
@@ -121,62 +147,43 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void li
     const unsigned long long x_first = operand_descriptor(base + Layout::kX, kTokens * 16, 128);
     float chains[2][kSums];  // of the first and of the second halves of words
     float(&sums)[kSums] = chains[0];
-    // A four waits where a part that begins a group has its first node: such a part is the last of a range, so the
-    // place is free before.
-    const Waiting waiting = {base + Layout::kNodes + warp * 2 * kNodeBytes + 16 * lane,
-                             nodes + nodes_of(work.cluster, 0, warp, lane)};
     unsigned operands[kDepth][2][4] = {};
     Place<kSlots> slot;
     Place<kStages> stage;
+    int within = 0;  // a weight copy
     const unsigned last_unit = work.first_unit(work.cluster + 1);
-    for (unsigned unit = work.first_unit(work.cluster); unit < last_unit;) {
-      const unsigned group = unit / kSegments, tile = work.tile(group, warp);
-      const int begin = unit % kSegments, end = min(static_cast<unsigned>(kSegments), begin + last_unit - unit);
-      const int last_step = work.segment_step(end);
-      unit += end - begin;
-      unsigned given = 0;
-      const auto give = [&](const float(&node)[kSums]) {
-        float4* to = nodes + nodes_of(work.cluster, begin, warp, lane) + given++ * kToNext;
+    for (unsigned unit = work.first_unit(work.cluster); unit < last_unit; ++unit) {
+      const bool ends = unit % kSegments == kSegments - 1 || unit + 1 == last_unit;  // this range's part of a group
 #pragma unroll
-        for (int i = 0; i < kTokenTiles; ++i)
-          to[i * 32] = make_float4(node[4 * i], node[4 * i + 1], node[4 * i + 2], node[4 * i + 3]);
-      };
-      bool whole = false;
-      int within = 0;
-      for (int segment = begin; segment < end; ++segment) {
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) chains[0][i] = chains[1][i] = 0.0f;
-        unsigned previous = 0;
-        const int segment_end = work.segment_step(segment + 1);
-        for (int step = work.segment_step(segment); step < segment_end; ++step) {
-          if (within == 0) wait_barrier(slot_full + 8 * slot.index, slot.parity);
-          const unsigned block = ring + slot.index * kSlotBytes + within * kBlockBytes;
-          const uint4 low = load_shared_128(block + 16 * lane), high = load_shared_128(block + 512 + 16 * lane);
-          const unsigned scales = load_shared_32(block + kCodeBytes + 4 * lane);
-          wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
-          multiply_step(chains, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous,
-                        lane, scale_step);
-          previous = base + Layout::kXEmpty + 8 * stage.index;
-          stage.advance();
-          if (++within == kChunk || step + 1 == last_step) {
-            __syncwarp();
-            if (leader) arrive(slot_empty + 8 * slot.index);
-            slot.advance();
-            within = 0;
-          }
+      for (int i = 0; i < kSums; ++i) chains[0][i] = chains[1][i] = 0.0f;
+      unsigned previous = 0;
+      const int end = work.segment_step(unit % kSegments + 1);
+      for (int step = work.segment_step(unit % kSegments); step < end; ++step) {
+        if (within == 0) wait_barrier(slot_full + 8 * slot.index, slot.parity);
+        const unsigned block = ring + slot.index * kSlotBytes + within * kBlockBytes;
+        const uint4 low = load_shared_128(block + 16 * lane), high = load_shared_128(block + 512 + 16 * lane);
+        const unsigned scales = load_shared_32(block + kCodeBytes + 4 * lane);
+        wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
+        multiply_step(chains, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous, lane,
+                      scale_step);
+        previous = base + Layout::kXEmpty + 8 * stage.index;
+        stage.advance();
+        if (++within == kChunk || (ends && step + 1 == end)) {
+          __syncwarp();
+          if (leader) arrive(slot_empty + 8 * slot.index);
+          slot.advance();
+          within = 0;
         }
-        wait_warpgroup<0>();
-        pin(chains[0]);
-        pin(chains[1]);
-        release_stage(previous, lane);
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) sums[i] += chains[1][i];
-        whole = add_node(sums, waiting, segment, 0, begin, give);
       }
-      if (!whole && end < kSegments) give_waiting(sums, waiting, begin, end, give);
-      if (tile >= work.tiles) continue;
-      if (!whole && !join_parts(sums, waiting, nodes, counters + tile, work, group, warp, lane)) continue;
-      finish_row_tile(sums, tile, row_scale, bias, residual, y, n, tokens, lane);
+      wait_warpgroup<0>();
+      pin(chains[0]);
+      pin(chains[1]);
+      release_stage(previous, lane);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += chains[1][i];
+      // What only the end of a segment needs is computed there again: registers are what the products lack.
+      add_segment(sums, Work(n, kept(column_steps)), unit, ends, base, nodes, counters, row_scale, bias, residual, y, n,
+                  tokens, warp, lane);
     }
   }
   __syncwarp();

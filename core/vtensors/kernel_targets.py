@@ -20,7 +20,7 @@ KNOWN_CAPABILITIES = (
 )  # fmt: skip
 # From this major version on there are family targets, before version 9 there are no `a` targets.
 _FIRST_FAMILY, _FIRST_EXACT = 10, 9
-_TARGET = re.compile(r"sm_(\d+)(\d)([af]?)$")
+_TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)$")
 _log = logging.getLogger("vtensors")
 
 EXACT, FAMILY, CUDA, PORTABLE = range(4)

@@ -21,19 +21,26 @@ Measure = Callable[[KernelSpec, KernelRequest], float]
 
 @attrs.define(kw_only=True)
 class MeasuredCosts:
-    """Times of kernels on one device. verdicts: of the same device; only what passes its self-test is timed."""
+    """Times of kernels on one device.
+
+    verdicts: of the same device; only what passes its self-test is timed. schemes: those of which the caller can make
+    a weight to time with, None = any.
+    """
 
     verdicts: Verdicts
     measure: Measure
+    schemes: frozenset[str] | None = None
     _known: dict[tuple[str, KernelRequest], float | str] = attrs.field(factory=dict, init=False)
 
     def cost_of(self, kernel: KernelSpec, request: KernelRequest) -> float | str | None:
         """Median microseconds at request.tokens[0] rows, measured now or before.
 
-        None for a reference kernel and without a shape; the reason for a kernel that fails its self-test or while
-        it is timed. Errors: RequestError inside of a graph capture.
+        None for a reference kernel, without a shape and for a scheme that cannot be timed; the reason for a kernel
+        that fails its self-test or while it is timed. Errors: RequestError inside of a graph capture.
         """
         if kernel.numerics == "reference" or request.shape is None:
+            return None
+        if self.schemes is not None and request.scheme not in self.schemes:
             return None
         asked = (kernel.name, request)
         if asked not in self._known:

@@ -151,6 +151,8 @@ def _check_kernel(record: KernelSpec) -> str | None:
         return problem
     if not _is_name(record.op):
         return f"has {_describe(record.op)} as op, not a name from the op list"
+    if not isinstance(record.sums, str):
+        return f"has {_describe(record.sums)} as order of sums, not a name"
     if not _is_name(record.numerics):
         return f"has {_describe(record.numerics)} as numerics, not words"
     if not record.schemes or not record.targets:

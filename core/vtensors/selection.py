@@ -10,12 +10,13 @@ Planning reads no weight and launches nothing; `vtensors.kernel_binding` binds w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import attrs
 
 from vtensors.kernel_candidates import (
+    Candidate,
     CostOf,
     Pool,
     Rejected,
@@ -38,6 +39,8 @@ _Unserved = tuple[KernelRequest, Rejected]
 
 # Two costs below this are alike: a plain number 0 in a plugin means "first", not infinitely faster.
 _LEAST_COST = 1e-3
+# Up to so many rows a row's bits must not depend on how many there are, where the kernel of one row promises it.
+INVARIANT_ROWS = 32
 
 
 def plan_kernels(
@@ -52,7 +55,7 @@ def plan_kernels(
 
     In each range of rows the cheapest kernel wins; among equal ones the one made more exactly for the device,
     then the first by name. The kernel of the fewest rows decides the prepared layout: later a kernel of another
-    layout is taken only where there is no other. A fused op is computed whole where that is no dearer than its
+    layout is taken only where there is no other, and up to 32 rows so is a kernel that would change a row's bits. A fused op is computed whole where that is no dearer than its
     parts (geometric mean over the ranges).
     rules: `VT_KERNELS`. cost_of: measured costs. decompose: request -> requests that together compute the same.
     Errors: VtensorsError listing every candidate with its reason, where nothing serves some M.
@@ -110,15 +113,22 @@ def _whole(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> K
     for tokens in _ranges(request, pool, related):
         part = attrs.evolve(request, tokens=tokens)
         candidates, rejected = candidates_for(part, pool, related)
-        fitting = tuple(c for c in candidates if not segments or c.kernel.layout in layouts)
-        if fitting and len(fitting) < len(candidates):
+        if segments:
             kept = " and ".join(sorted(layouts))
-            rejected += tuple(
-                (c.kernel.name, f"would keep the weight twice: {c.kernel.layout} beside {kept}")
-                for c in candidates
-                if c not in fitting
+            candidates, lost = _preferred(
+                candidates,
+                lambda kernel: kernel.layout in layouts,
+                lambda kernel, kept=kept: f"would keep the weight twice: {kernel.layout} beside {kept}",
             )
-            candidates = fitting
+            rejected += lost
+        if segments and tokens[1] is not None and tokens[1] <= INVARIANT_ROWS and segments[0].kernel.sums:
+            order, last = segments[0].kernel.sums, tokens[0] - 1
+            candidates, lost = _preferred(
+                candidates,
+                lambda kernel, order=order: kernel.sums == order,
+                lambda _, last=last: f"would change a row's bits between {last} and {last + 1} rows",
+            )
+            rejected += lost
         if not candidates:
             return part, _first_reasons([*(s.rejected for s in segments), rejected])
         # A weight that another op reads as stored is kept so in any case.
@@ -134,6 +144,18 @@ def _whole(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> K
         pool=pool,
         decompose=decompose,
     )
+
+
+def _preferred(
+    candidates: tuple[Candidate, ...],
+    fits: Callable[[KernelSpec], bool],
+    reason: Callable[[KernelSpec], str],
+) -> tuple[tuple[Candidate, ...], Rejected]:
+    """Those that fit and why the others lost; all of them where none fits."""
+    fitting = tuple(c for c in candidates if fits(c.kernel))
+    if not fitting:
+        return candidates, ()
+    return fitting, tuple((c.kernel.name, reason(c.kernel)) for c in candidates if c not in fitting)
 
 
 def _ranges(request: KernelRequest, pool: Pool, related: Sequence[KernelSpec]) -> list[Rows]:

@@ -92,6 +92,8 @@ _MAKERS: Mapping[str, Maker] = MappingProxyType(
         "f32": _plain,
     }
 )
+# Those that a random weight can be made of.
+SCHEMES = frozenset(_MAKERS)
 
 
 def _activation(request: KernelRequest) -> ActivationQuantizer | None:

@@ -34,9 +34,10 @@ def measured_costs(checkpoint: Checkpoint, verdicts: Verdicts | None) -> CostOf 
     """Times of kernels under `VT_AUTOTUNE=1`, kept beside the verdicts; None without the switch or a device."""
     if verdicts is None or not checkpoint.switches.flag("VT_AUTOTUNE"):
         return None
+    from vtensors_kernels.random_weights import SCHEMES
     from vtensors_kernels.timing import measure
 
-    return MeasuredCosts(verdicts=verdicts, measure=measure).cost_of
+    return MeasuredCosts(verdicts=verdicts, measure=measure, schemes=SCHEMES).cost_of
 
 
 def device_identity(device: torch.device) -> DeviceIdentity:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,8 @@ from vtensors_kernels.compiling.launch import Launch
 
 THREADS = 256
 HALVES = (torch.bfloat16, torch.float16)
+# Weights per scale; those of 32 are rare and compiled when asked for.
+NVFP4_GROUPS = (16, 32)
 INSTANTIATIONS = tuple(
     Instantiation(source=f"common/{name}.cu", function=name, defines={"VT_OUT_F16": as_float16})
     for name in ("dequantize_nvfp4", "widen_fp8")
@@ -22,7 +27,8 @@ INSTANTIATIONS = tuple(
 class NVFP4Widener:
     """Writes e2m1(codes) * block_scale, without the global scale, into a matrix given by the caller.
 
-    codes: [N, K // 2] uint8; block_scale: [N, K // 16] float8_e4m3fn; both contiguous, on one CUDA device.
+    codes: [N, K // 2] uint8, K a multiple of 16; block_scale: [N, K // 16] or [N, K // 32] float8_e4m3fn; both
+    contiguous, on one CUDA device.
     dtype: bfloat16 or float16; every product is exact in either.
     Errors: CompileError without NVRTC, LaunchError from the driver, RequestError for another layout.
     """
@@ -30,13 +36,16 @@ class NVFP4Widener:
     def __init__(self, codes: Tensor, block_scale: Tensor, dtype: torch.dtype) -> None:
         _require(codes, alignment=8, dtype=dtype)
         _require(block_scale, alignment=1, dtype=dtype)
-        if block_scale.shape[1] * 16 != codes.shape[1] * 2:
+        k, groups = codes.shape[1] * 2, block_scale.shape[1]
+        group = next((size for size in NVFP4_GROUPS if size * groups == k), None)
+        if group is None or k % 16:
             raise RequestError(
-                "the kernel is made for groups of 16", seen=f"{codes.shape[1] * 2 // block_scale.shape[1]}"
+                "the kernel is made for groups of 16 or 32", seen=f"{groups} groups of K = {k}"
             )
         self.codes, self.block_scale = codes, block_scale
-        self._blocks = block_scale.numel()
-        self._launch = _launch("dequantize_nvfp4", codes.device, dtype, self._blocks, arguments=4)
+        self._blocks = codes.shape[0] * k // 16
+        defines = {} if group == 16 else {"VT_GROUP": group}
+        self._launch = _launch("dequantize_nvfp4", codes.device, dtype, self._blocks, 4, defines)
 
     def __call__(self, out: Tensor) -> Tensor:
         """out: [N, K] contiguous, of the dtype; filled on torch's current stream and returned."""
@@ -58,7 +67,7 @@ class FP8Widener:
             raise RequestError("the kernel writes 16 elements at a time", seen=f"{codes.numel()} elements")
         self.codes = codes
         self._vectors = codes.numel() // 16
-        self._launch = _launch("widen_fp8", codes.device, dtype, self._vectors, arguments=3)
+        self._launch = _launch("widen_fp8", codes.device, dtype, self._vectors, 3)
 
     def __call__(self, out: Tensor) -> Tensor:
         """out: [N, K] contiguous, of the dtype; filled on torch's current stream and returned."""
@@ -77,8 +86,15 @@ def _require(tensor: Tensor, *, alignment: int, dtype: torch.dtype) -> None:
         )
 
 
-def _launch(name: str, device: torch.device, dtype: torch.dtype, work: int, *, arguments: int) -> Launch:
-    defines = {"VT_OUT_F16": int(dtype == torch.float16)}
+def _launch(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    work: int,
+    arguments: int,
+    extra: Mapping[str, int] = MappingProxyType({}),
+) -> Launch:
+    defines = {"VT_OUT_F16": int(dtype == torch.float16), **extra}
     return Launch(
         function=compiled_function(f"common/{name}.cu", name, device.index or 0, defines),
         grid=(-(-work // THREADS), 1, 1),

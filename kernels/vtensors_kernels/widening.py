@@ -26,7 +26,10 @@ SCRATCH_BYTES = 512 << 20
 
 
 def bind_nvfp4(weight: NVFP4Weight) -> LinearCall:
-    """call(x [M, K] bf16 or f16) -> [M, N]: e2m1 * block scale by kernel, global scale behind the sums."""
+    """call(x [M, K] bf16 or f16) -> [M, N]: e2m1 * block scale by kernel, global scale behind the sums.
+
+    Groups of 16 or 32; RequestError for others.
+    """
 
     def part(rows: NVFP4Weight) -> Part:
         makers = {

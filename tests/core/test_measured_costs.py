@@ -105,6 +105,16 @@ def test_a_kernel_that_fails_while_it_is_timed_loses_with_that_reason() -> None:
     assert dict(plan.rejected)["really_fast"] == reason
 
 
+def test_a_scheme_that_no_weight_can_be_made_of_goes_by_the_kernels_own_model() -> None:
+    timed = MeasuredCosts(
+        verdicts=Verdicts(), measure=failing("no such weight"), schemes=frozenset({"nvfp4"})
+    )
+    kernels = [kernel("int8_near", schemes=("int8-row",), cost=2.0), reference()]
+    plan = plan_kernels(request(scheme="int8-row"), kernels, cost_of=timed.cost_of)
+    assert chosen(plan) == {(1, None): "int8_near"}
+    assert not plan.segments[0].candidates[0].measured
+
+
 def test_nothing_is_timed_while_a_graph_is_captured() -> None:
     clock = Clock(TIMES)
     with pytest.raises(RequestError, match="cannot be timed while a CUDA graph is captured"):

@@ -276,3 +276,31 @@ def test_requests_of_the_parts_are_taken_as_given() -> None:
 def test_a_part_does_not_inherit_the_global_scale_per_row_of_the_whole() -> None:
     whole = request("linears", traits=frozenset({"row_scale", "bias"}))
     assert [part.traits for part in DECOMPOSE(whole)] == [frozenset({"bias"})] * 2
+
+
+def test_up_to_32_rows_a_faster_kernel_that_adds_in_another_order_is_left_out() -> None:
+    few = kernel("few", tokens=(1, 32), cost=5.0, sums="one-order")
+    other = kernel("other", tokens=(17, 64), cost=1.0)
+    plan = plan_kernels(request("linear"), [few, other, reference()])
+    assert chosen(plan)[1, 32] == "few"
+    assert chosen(plan)[33, 64] == "other"
+    same = kernel("same", tokens=(17, 32), cost=2.0, sums="one-order")
+    assert chosen(plan_kernels(request("linear"), [few, same, other, reference()]))[17, 32] == "same"
+
+
+def test_a_kernel_of_another_order_of_sums_says_why_it_lost() -> None:
+    few = kernel("few", tokens=(1, 16), cost=5.0, sums="one-order")
+    kernels = [
+        few,
+        kernel("more", tokens=(17, 32), cost=9.0, sums="one-order"),
+        kernel("fast", tokens=(17, 32), cost=1.0),
+    ]
+    plan = plan_kernels(request("linear"), [*kernels, reference()])
+    assert chosen(plan)[17, 32] == "more"
+    (segment,) = [segment for segment in plan.segments if segment.tokens == (17, 32)]
+    assert dict(segment.lost)["fast"] == "would change a row's bits between 16 and 17 rows"
+
+
+def test_without_a_kernel_of_the_same_order_another_serves() -> None:
+    few = kernel("few", tokens=(1, 16), cost=5.0, sums="one-order")
+    assert chosen(plan_kernels(request("linear"), [few, reference()]))[17, None] == "linear_reference"

@@ -97,11 +97,25 @@ def test_a_weight_of_odd_sizes_has_a_kernel_of_its_scheme_at_any_number_of_rows(
 
 
 @pytest.mark.fault("B69")
-@pytest.mark.parametrize("name", ["stream", "wgmma", "packed_widening", "stored"])
+@pytest.mark.parametrize("name", ["stream", "wgmma", "packed_widening", "stored", "widening"])
 def test_a_width_that_is_no_multiple_of_16_is_refused_with_the_rule(name: str) -> None:
     (kernel,) = [k for k in NVFP4_LINEARS if k.name == f"linear_nvfp4_{name}"]
     assert kernel.refuse(asked((64, 40))) == "needs K to be a multiple of 16, not 40"
     assert kernel.refuse(asked((64, 48))) is None
+
+
+@pytest.mark.parametrize("name", [kernel.name for kernel in NVFP4_LINEARS])
+def test_groups_that_a_kernel_is_not_made_for_are_refused_before_it_is_bound(name: str) -> None:
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    told = kernel.refuse(asked(traits=frozenset({"group64"})))
+    assert told == "knows groups of 16 or 32, not of 64"
+    brought = frozenset({"bias", "group32", "pre_scale", "row_scale", "shared"})
+    assert kernel.refuse(asked(traits=brought)) is None
+
+
+def test_a_shared_weight_of_groups_of_32_is_not_left_to_the_reference() -> None:
+    plan = planned(asked((1024, 2048), traits=frozenset({"group32", "shared"})))
+    assert kernels_of(plan) == {(1, 64): "linear_nvfp4_stored", (65, None): "linear_nvfp4_widening"}
 
 
 @pytest.mark.fault("B72")

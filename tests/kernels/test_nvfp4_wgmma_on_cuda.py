@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.repack import pack
 from vtensors_kernels.nvfp4.wgmma import TOLERANCE, WgmmaLinear, WgmmaWorkspace, probe_wgmma, random_weight
 from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm
+from vtensors_kernels.nvfp4.wgmma_probe import probe_wgmma_rows
 from vtensors_kernels.reference.nvfp4_packing import unpack_reference
 
 pytestmark = pytest.mark.gpu
@@ -164,6 +166,30 @@ def test_a_hundred_graph_replays_agree_in_shared_memory_full_of_ones(n: int, k: 
 @pytest.mark.parametrize("epilogue", ["linear", "linears", "linear_add", "linear_swiglu"])
 def test_the_probe_passes_for_a_large_shape(epilogue: str) -> None:
     probe_wgmma((34816, 5120), torch.bfloat16, epilogue, CUDA, (33, 64))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("op", "n", "k", "traits"),
+    [
+        ("linear", 640, 16, ()),
+        ("linear", 5120, 17408, ("bias", "row_scale")),
+        ("linear", 640, 288, ("group32", "pre_scale")),
+        ("linears", 14336, 5120, ("row_scale",)),
+        ("linear_add", 5120, 17408, ()),
+        ("linear_swiglu", 34816, 5120, ("row_scale", "bias")),
+    ],
+)
+def test_the_probe_of_rows_of_different_sizes_passes(
+    op: str, n: int, k: int, traits: tuple[str, ...], dtype: str
+) -> None:
+    parts = (n // 2, n // 2) if op in ("linears", "linear_swiglu") else (n,)
+    probe_wgmma_rows(
+        KernelRequest(
+            op=op, scheme="nvfp4", activations="16bit", device="cuda:0", capability=(9, 0), dtype=dtype,
+            shape=(n, k), parts=parts, tokens=(33, 64), traits=frozenset(traits),
+        )
+    )  # fmt: skip
 
 
 def test_rows_of_x_may_lie_apart_and_what_does_not_fit_is_refused() -> None:

@@ -11,9 +11,11 @@ from oracle_cases import all_cases
 from safetensors.torch import load_file
 
 import vtensors
+from vtensors.records import KernelRequest
 from vtensors_formats import FP8Weight, NVFP4Weight
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.widening import bind_fp8, bind_nvfp4
+from vtensors_kernels.widening_probe import probe_nvfp4
 
 pytestmark = pytest.mark.gpu
 HALVES = [torch.bfloat16, torch.float16]
@@ -61,6 +63,32 @@ def test_nvfp4_agrees_with_the_reference_at_any_shape(
     weight = _nvfp4(n, k, per_row=per_row)
     x = torch.randn(m, k, device="cuda").to(dtype)
     assert _relative(bind_nvfp4(weight)(x), linear(x.float(), weight)) < 4e-3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("k", "traits"),
+    [
+        (k, traits)
+        for k in (16, 32, 272, 5120, 17408)
+        for traits in ((), ("bias", "row_scale"), ("pre_scale",), ("group32",), ("group32", "row_scale"))
+        if k % 32 == 0 or "group32" not in traits
+    ],
+)
+def test_the_self_test_passes(k: int, traits: tuple[str, ...], dtype: str) -> None:
+    probe_nvfp4(
+        KernelRequest(
+            op="linear",
+            scheme="nvfp4",
+            activations="16bit",
+            device="cuda:0",
+            capability=torch.cuda.get_device_capability(0),
+            dtype=dtype,
+            shape=(512, k),
+            parts=(512,),
+            traits=frozenset(traits),
+        )
+    )
 
 
 @pytest.mark.fault("B10")

@@ -152,7 +152,8 @@ def test_the_plugin_is_found_with_its_distribution(sound: Environment) -> None:
     plugin = sound.plugins()["int8-rows"]
     assert plugin["state"] == "active"
     assert (plugin["distribution"], plugin["version"]) == ("vtensors-int8-rows", "0.1.0")
-    assert plugin["hooks"] == ["vtensors_plugin", "vtensors_schemes", "vtensors_conventions"]
+    hooks = ["vtensors_plugin", "vtensors_schemes", "vtensors_conventions", "vtensors_kernels"]
+    assert plugin["hooks"] == hooks
 
 
 def test_an_int8_checkpoint_reads_bit_for_bit(sound: Environment, int8: Checkpoint) -> None:

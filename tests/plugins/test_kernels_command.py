@@ -97,7 +97,7 @@ def test_a_device_newer_than_the_version_gets_portable_code_and_is_said_so(run: 
     assert "newer than this version" in run("--assume", "sm_130")[1]
 
 
-@pytest.mark.parametrize("word", ["sm_75", "sm_", "hopper", "compute_80"])
+@pytest.mark.parametrize("word", ["sm_75", "sm_", "hopper", "compute_80", "sm_\uff19\uff10a"])
 def test_what_is_no_target_is_refused_with_the_accepted_ones(run: Run, word: str) -> None:
     status, out = run("--json", "--assume", word)
     assert status == 2

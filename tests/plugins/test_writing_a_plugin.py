@@ -33,4 +33,4 @@ def test_every_hook_is_listed() -> None:
 
 def test_the_plugin_is_short() -> None:
     lines = sum(len(path.read_text().splitlines()) for path in PACKAGE.glob("src/*/*.py"))
-    assert lines < 120
+    assert lines < 180

@@ -50,6 +50,8 @@ class KernelSpec:
     one prepared weight. prepare: (weights, request) -> the weight in that layout, made once on the device; it
     has `nbytes`. Needed unless layout is `stored`.
     bind: (prepared, request) -> the callable put into the layer.
+    sums: the order in which a row's products are added, where it is the same at any M, place and neighbour; kernels
+    that name one order give a row the same bits. Empty: no promise.
     tokens: fewest and most rows M that it serves. cost: estimated microseconds at `request.tokens[0]` rows, a
     number or a function of the request; lower wins; the reference is last.
     probe: launches exactly what bind would for the request on a small random weight and raises where it fails
@@ -67,6 +69,7 @@ class KernelSpec:
     cost: float | Callable[[KernelRequest], float] = 0.0
     layout: str = "stored"
     prepare: Callable[[Sequence[Any], KernelRequest], Any] | None = None
+    sums: str = ""
     tokens: tuple[int, int | None] = (1, None)
     probe: Callable[[KernelRequest], None] | None = None
     fingerprint: Callable[[KernelRequest], str] | None = None

@@ -37,7 +37,7 @@ SHARED_KIB: dict[str, int] = {
 }
 # Devices newer than this table run PTX made for the oldest one.
 PORTABLE = "compute_80"
-_TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)$")
+_TARGET = re.compile(r"(?:sm|compute)_([0-9]+)([0-9])([af]?)$")
 
 
 def target_of(capability: tuple[int, int]) -> str:

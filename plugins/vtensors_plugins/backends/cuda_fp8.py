@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtensors.records import KernelRequest, KernelSpec
-from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS
+from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS, SUMS
 from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ Call = Callable[..., Any]
 SCHEMES = ("fp8-tensor", "fp8-row", "fp8-block", "mxfp8")
 # The packed layout has a scale for so many rows and columns of a block-scaled weight.
 _SCALE_ROWS, _SCALE_COLUMNS = 4, 128
+
+_WIDENED_NUMERICS = f"{NUMERICS}; weights with block scales rounded once to 16 bits"
 
 
 def fp8_kernels() -> list[KernelSpec]:
@@ -56,10 +58,11 @@ def _packed(
         op=op,
         schemes=SCHEMES,
         targets=("cuda",),
-        numerics=NUMERICS,
+        numerics=_WIDENED_NUMERICS if kernel == "packed_widening" else NUMERICS,
         refuse=refuse,
         bind=_bind(kernel),
         cost=_cost(kernel),
+        sums=SUMS if kernel.startswith("stream") else "",
         layout="fp8-packed-pairs" if op.endswith("swiglu") else "fp8-packed",
         prepare=_prepare,
         tokens=tokens,

@@ -38,8 +38,10 @@ PACKED_OPS = (
 )
 STORED_OPS = ("linear", "linear_argmax")
 NUMERICS = "16-bit outputs, float32 sums"
-# Weights per scale that the kernels know; the one that widens a weight as stored.
-_GROUPS, _WIDENED_GROUPS = (16, 32), (16,)
+# The order of sums of `stream` and `wgmma_segments`: eight segments of a row, by K alone, in a balanced tree.
+SUMS = "eight-segments"
+# Weights per scale that the kernels know.
+_GROUPS = (16, 32)
 # Blocks of the packed layout that one launch may span on sm_90a; columns of the kernel without repack.
 _WGMMA_BLOCKS, _STORED_COLUMNS = 1 << 24, 1 << 28
 
@@ -58,7 +60,9 @@ def nvfp4_kernels() -> list[KernelSpec]:
 
 
 def _stream(op: str) -> KernelSpec:
-    return _packed(op, "stream", tokens=(1, 32), refuse=_refuse_stream, fingerprint=_fingerprint_stream)
+    return _packed(
+        op, "stream", tokens=(1, 32), refuse=_refuse_stream, fingerprint=_fingerprint_stream, sums=SUMS
+    )
 
 
 def _wgmma(op: str) -> KernelSpec:
@@ -80,6 +84,7 @@ def _wgmma_segments(op: str) -> KernelSpec:
         refuse=_refuse_wgmma,
         fingerprint=_depends_on("sm90/linear_nvfp4_wgmma_segments.cu", "sm90/permute_activations.cu"),
         targets=("sm_90a",),
+        sums=SUMS,
     )
 
 
@@ -102,6 +107,7 @@ def _packed(
     refuse: Refuse,
     fingerprint: Callable[[KernelRequest], str],
     targets: tuple[str, ...] = ("cuda",),
+    sums: str = "",
 ) -> KernelSpec:
     return KernelSpec(
         name=f"{op}_nvfp4_{kernel}",
@@ -114,6 +120,7 @@ def _packed(
         cost=_cost(kernel),
         layout="nvfp4-packed-pairs" if op.endswith("swiglu") else "nvfp4-packed",
         prepare=_prepare,
+        sums=sums,
         tokens=tokens,
         probe=_probe(kernel),
         fingerprint=fingerprint,
@@ -130,6 +137,7 @@ def _stored(op: str) -> KernelSpec:
         refuse=_refuse_stored,
         bind=_bind("stored"),
         cost=_cost("stored"),
+        sums="stored",
         tokens=(1, 64),
         probe=_probe("stored"),
         fingerprint=_depends_on("common/linear_nvfp4_stored.cu", "common/pick_largest.cu"),
@@ -143,7 +151,7 @@ def _widening(op: str) -> KernelSpec:
         schemes=("nvfp4",),
         targets=("cuda",),
         numerics=NUMERICS,
-        refuse=_refuse_widening,
+        refuse=_refuse,
         bind=_bind("widening"),
         cost=_cost("widening"),
         probe=_probe("widening"),
@@ -217,11 +225,11 @@ def _fingerprint_stream(request: KernelRequest) -> str:
 # ---- why not
 
 
-def _refuse(request: KernelRequest, groups: tuple[int, ...] = _GROUPS) -> str | None:
-    known = {f"group{size}" for size in groups}
+def _refuse(request: KernelRequest) -> str | None:
+    known = {f"group{size}" for size in _GROUPS}
     for trait in sorted(request.traits):
         if trait.startswith("group") and trait not in known:
-            return f"knows groups of {' or '.join(map(str, groups))}, not of {trait.removeprefix('group')}"
+            return f"knows groups of {' or '.join(map(str, _GROUPS))}, not of {trait.removeprefix('group')}"
     if request.shape is not None and request.shape[1] % 16:
         return f"needs K to be a multiple of 16, not {request.shape[1]}"
     return refusal(request)
@@ -251,7 +259,3 @@ def _refuse_stored(request: KernelRequest) -> str | None:
     if request.shape is not None and request.shape[1] >= _STORED_COLUMNS:
         return f"takes fewer than {_STORED_COLUMNS} columns, not {request.shape[1]}"
     return _refuse(request)
-
-
-def _refuse_widening(request: KernelRequest) -> str | None:
-    return _refuse(request, _WIDENED_GROUPS)

@@ -4,6 +4,8 @@ from vtensors import Convention, Declaration, DeclaredScheme, Form, PluginInfo, 
 from vtensors.configs import ConfigFiles, string_list
 from vtensors.matching import Matcher, glob_entry
 
+from vtensors_int8_rows.kernel import KERNEL
+
 SCHEME = Scheme(
     name="int8-row",
     summary="INT8 codes and a float32 scale per output row.",
@@ -69,3 +71,8 @@ def vtensors_schemes():
 @hookimpl
 def vtensors_conventions():
     return [CONVENTION]
+
+
+@hookimpl
+def vtensors_kernels():
+    return [KERNEL]

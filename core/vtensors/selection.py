@@ -10,7 +10,7 @@ Planning reads no weight and launches nothing; `vtensors.kernel_binding` binds w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import attrs
@@ -55,8 +55,8 @@ def plan_kernels(
 
     In each range of rows the cheapest kernel wins; among equal ones the one made more exactly for the device,
     then the first by name. The kernel of the fewest rows decides the prepared layout: later a kernel of another
-    layout is taken only where there is no other, and up to 32 rows so is a kernel that would change a row's bits. A fused op is computed whole where that is no dearer than its
-    parts (geometric mean over the ranges).
+    layout is taken only where there is no other, and up to 32 rows one that would change a row's bits. A fused op is
+    computed whole where that is no dearer than its parts (geometric mean over the ranges).
     rules: `VT_KERNELS`. cost_of: measured costs. decompose: request -> requests that together compute the same.
     Errors: VtensorsError listing every candidate with its reason, where nothing serves some M.
     """
@@ -114,20 +114,10 @@ def _whole(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> K
         part = attrs.evolve(request, tokens=tokens)
         candidates, rejected = candidates_for(part, pool, related)
         if segments:
-            kept = " and ".join(sorted(layouts))
-            candidates, lost = _preferred(
-                candidates,
-                lambda kernel: kernel.layout in layouts,
-                lambda kernel, kept=kept: f"would keep the weight twice: {kernel.layout} beside {kept}",
-            )
+            candidates, lost = _in_layouts(candidates, layouts)
             rejected += lost
-        if segments and tokens[1] is not None and tokens[1] <= INVARIANT_ROWS and segments[0].kernel.sums:
-            order, last = segments[0].kernel.sums, tokens[0] - 1
-            candidates, lost = _preferred(
-                candidates,
-                lambda kernel, order=order: kernel.sums == order,
-                lambda _, last=last: f"would change a row's bits between {last} and {last + 1} rows",
-            )
+        if segments and tokens[1] is not None and tokens[1] <= INVARIANT_ROWS:
+            candidates, lost = _in_order(candidates, segments[0].kernel.sums, tokens[0])
             rejected += lost
         if not candidates:
             return part, _first_reasons([*(s.rejected for s in segments), rejected])
@@ -146,16 +136,30 @@ def _whole(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> K
     )
 
 
-def _preferred(
-    candidates: tuple[Candidate, ...],
-    fits: Callable[[KernelSpec], bool],
-    reason: Callable[[KernelSpec], str],
+def _in_layouts(
+    candidates: tuple[Candidate, ...], layouts: set[str]
 ) -> tuple[tuple[Candidate, ...], Rejected]:
-    """Those that fit and why the others lost; all of them where none fits."""
-    fitting = tuple(c for c in candidates if fits(c.kernel))
+    """Those that read what is kept already, and why the others lost; all where none does."""
+    fitting = tuple(c for c in candidates if c.kernel.layout in layouts)
     if not fitting:
         return candidates, ()
-    return fitting, tuple((c.kernel.name, reason(c.kernel)) for c in candidates if c not in fitting)
+    kept = " and ".join(sorted(layouts))
+    return fitting, tuple(
+        (c.kernel.name, f"would keep the weight twice: {c.kernel.layout} beside {kept}")
+        for c in candidates
+        if c not in fitting
+    )
+
+
+def _in_order(
+    candidates: tuple[Candidate, ...], order: str, first: int
+) -> tuple[tuple[Candidate, ...], Rejected]:
+    """Those that add in the order of the rows before `first`, and why the others lost; all where none does."""
+    fitting = tuple(c for c in candidates if c.kernel.sums == order)
+    if not order or not fitting:
+        return candidates, ()
+    reason = f"would change a row's bits between {first - 1} and {first} rows"
+    return fitting, tuple((c.kernel.name, reason) for c in candidates if c not in fitting)
 
 
 def _ranges(request: KernelRequest, pool: Pool, related: Sequence[KernelSpec]) -> list[Rows]:

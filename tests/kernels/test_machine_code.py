@@ -13,7 +13,7 @@ import pytest
 
 import vtensors_kernels
 from vtensors.errors import RequestError
-from vtensors_kernels.compiling.architectures import COMPILED, RUN, SHARED_KIB
+from vtensors_kernels.compiling.architectures import COMPILED, RUN, SHARED_KIB, macro_of
 from vtensors_kernels.compiling.instantiations import (
     FEATURES,
     LAUNCHERS,
@@ -84,7 +84,9 @@ def test_no_kernel_asks_for_more_shared_memory_than_the_device_has(
     codes: Codes, form: Instantiation, target: str
 ) -> None:
     static = codes[form.label, target].result().code.shared_bytes
-    assert static + form.shared_bytes <= SHARED_KIB[target] << 10
+    # From sm_90 on the compiler counts 1 KiB that the system takes beside what a block may have.
+    reserved = 1024 if macro_of(target) >= 900 else 0
+    assert max(0, static - reserved) + form.shared_bytes <= SHARED_KIB[target] << 10
 
 
 def test_the_table_in_the_documentation_is_what_the_machine_code_says(codes: Codes, toolkit: Toolkit) -> None:

@@ -1,16 +1,21 @@
 """Launches every NVFP4 and FP8 kernel once or twice on shapes with tails, for a sanitizer to watch.
 
-compute-sanitizer --tool memcheck python tests/kernels/launch_each_kernel.py
-compute-sanitizer --tool racecheck python tests/kernels/launch_each_kernel.py
+compute-sanitizer --report-api-errors no --tool memcheck python tests/kernels/launch_each_kernel.py
+compute-sanitizer --report-api-errors no --tool racecheck python tests/kernels/launch_each_kernel.py --every-lane
+
+--every-lane compiles the streaming kernels so that each lane arrives at a barrier for itself: racecheck credits an
+arrival to the thread that makes it alone, and reports what one lane announces for its warp after __syncwarp.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Mapping
 
 import torch
 
 from vtensors_formats import FP8Weight, NVFP4Weight
+from vtensors_kernels.compiling import functions, nvrtc
 from vtensors_kernels.fp8.repack import pack_fp8
 from vtensors_kernels.nvfp4 import packed_widening, stored
 from vtensors_kernels.nvfp4.embedding import bind_embedding
@@ -61,8 +66,30 @@ def launch(n: int, k: int) -> None:
     torch.cuda.synchronize()
 
 
-if __name__ == "__main__":
+def let_every_lane_arrive() -> None:
+    """Add VT_EVERY_LANE to the options of every kernel compiled from now on."""
+    plain = nvrtc.options_of
+
+    def options(target: str, defines: Mapping[str, int]) -> tuple[str, ...]:
+        return plain(target, {**defines, "VT_EVERY_LANE": 1})
+
+    for module in (nvrtc, functions):
+        setattr(module, "options_of", options)  # noqa: B010 (modules are not declared to be assigned to)
+
+
+def main() -> None:
+    """Launch everything on the first shapes."""
+    parser = argparse.ArgumentParser(description="Launch every kernel once or twice.")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES))
+    parser.add_argument("--every-lane", action="store_true")
+    args = parser.parse_args()
+    if args.every_lane:
+        let_every_lane_arrive()
     torch.manual_seed(0)
-    for shape in SHAPES[: int(sys.argv[1]) if len(sys.argv) > 1 else None]:
+    for shape in SHAPES[: args.shapes]:
         launch(*shape)
         print("launched every kernel on", shape, flush=True)
+
+
+if __name__ == "__main__":
+    main()

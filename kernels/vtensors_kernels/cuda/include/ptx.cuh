@@ -85,6 +85,16 @@ __device__ __forceinline__ void arrive(unsigned barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
 }
 
+#ifndef VT_EVERY_LANE
+#define VT_EVERY_LANE 0  // 1: for tools that credit an arrival to the thread that makes it alone
+#endif
+constexpr unsigned kArrivalsOfWarp = VT_EVERY_LANE ? 32 : 1;
+
+// The arrivals of a warp whose lanes have met (__syncwarp).
+__device__ __forceinline__ void arrive_for_warp(unsigned barrier, int lane) {
+  if (VT_EVERY_LANE || lane == 0) arrive(barrier);
+}
+
 __device__ __forceinline__ void wait_barrier(unsigned barrier, unsigned parity) {
 #if VT_ARCH >= 900
   asm volatile(

@@ -213,7 +213,7 @@ __device__ __forceinline__ void consume(const Problem& p, const Layout& at, floa
           }
         }
       __syncwarp();
-      if (lane == 0) arrive(at.sum_full + 8 * (slot + r));
+      arrive_for_warp(at.sum_full + 8 * (slot + r), lane);
     }
     tile += kStride * kRowTiles;
     slot += kStride * kRowTiles;

@@ -68,8 +68,8 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, VT_B
   const unsigned copies = VT_HAS_BULK_COPY ? 1 : 32;
   for (int i = threadIdx.x; i < kWarps * stages; i += kThreads) init_barrier(at.full + 8 * i, copies);
   for (int i = threadIdx.x; i < slots; i += kThreads) {
-    init_barrier(at.sum_full + 8 * i, kOwnSegments);
-    init_barrier(at.sum_empty + 8 * i, 1);
+    init_barrier(at.sum_full + 8 * i, kOwnSegments * kArrivalsOfWarp);
+    init_barrier(at.sum_empty + 8 * i, kArrivalsOfWarp);
   }
   if (threadIdx.x < kReducers * 2) init_barrier(at.arrived + 8 * threadIdx.x, 1);
   if (threadIdx.x == 0) init_barrier(at.x_full, copies);

@@ -85,7 +85,7 @@ __device__ __forceinline__ void add_segments(float4 (&total)[kTokenTiles], const
     total[n] = add_tree<kOwnSegments>(parts);
   }
   __syncwarp();
-  if (lane == 0) arrive(at.sum_empty + 8 * slot);
+  arrive_for_warp(at.sum_empty + 8 * slot, lane);
 }
 
 __device__ __forceinline__ void reduce(const Problem& p, const Layout& at, int reducer, int lane) {

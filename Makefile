@@ -2,7 +2,7 @@
 # make test   sets up .venv and runs the tests
 # make check  lint, format, types and generated documentation
 # make kernels  adds CuPy and NVRTC, compiles every kernel for every declared GPU and looks into it (no GPU needed)
-# make docs   rewrites the generated documentation; make kernel-docs its table of compiled kernels
+# make docs   rewrites the generated documentation; make kernel-docs its tables of compiled kernels
 # PYTHON chooses the interpreter, PIP_ARGS goes to every pip install, PYTEST_ARGS to pytest.
 
 PYTHON ?= python3

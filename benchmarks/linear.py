@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 import linear_goals as table
 import torch
+from cuda_device import require_cuda
 from graph_timing import ERROR_LIMIT, ROTATED_BYTES, copies_of, poisoned_memory, relative_error, time_calls
 from linear_subjects import Subject, bytes_read, make_fixture, make_subject
 from linear_table import goals_table, times_tables
@@ -255,6 +256,7 @@ def main() -> int:
     numbers = (1, 16, 64) if args.quick else table.TOKENS
     tokens = sorted({int(word) for word in args.tokens.split(",")}) if args.tokens else list(numbers)
 
+    require_cuda()
     torch.manual_seed(0)
     device = torch.device("cuda", torch.cuda.current_device())
     marlin = load_marlin(args.marlin)

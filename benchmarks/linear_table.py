@@ -41,7 +41,7 @@ def whole_text(record: Record) -> str:
 
 
 def device_line(record: Record) -> str:
-    """What it was measured on, with which versions, and what Marlin's column is."""
+    """What it was measured on, with which versions, which implementations ran, and what Marlin's column is."""
     versions, method = record["versions"], record["method"]
     words = [
         f"{record['gpu']}, driver {record['driver']}, {record['toolkit']}, torch {versions['torch']}, "
@@ -52,6 +52,8 @@ def device_line(record: Record) -> str:
         f"{method['rotated_bytes'] / 1e6:.0f} MB or more of weights in rotation, "
         f"{record['seconds']:.0f} s in all.",
     ]
+    if run := impls_run(record):
+        words.append(f"Implementations that were run, as `--impls` takes them: `{','.join(run)}`.")
     if record["read_peak"]:
         peak = record["read_peak"]
         words.append(f"A launch that reads {peak['bytes'] / 1e9:.1f} GB reaches {peak['gb_s']} GB/s.")
@@ -69,6 +71,12 @@ def device_line(record: Record) -> str:
     return "\n".join(words)
 
 
+def impls_run(record: Record) -> list[str]:
+    """Names of what was timed or failed, in the order in which it was run; published times were not run."""
+    names = dict.fromkeys(entry["impl"] for part in ("rows", "failures") for entry in record[part])
+    return [name for name in names if name != table.MARLIN_SCALED]
+
+
 def goals_table(record: Record) -> str:
     """Every goal with pass or miss, those beyond what is asked last."""
     lines = ["| goal | wanted | measured | |", "|---|---|---|---|"]
@@ -81,25 +89,30 @@ def goals_table(record: Record) -> str:
 
 
 def times_tables(record: Record) -> list[str]:
-    """One table per shape: microseconds of every implementation, ours with its share of the floor and its kernel."""
+    """One table per shape: microseconds of every implementation, ours with its share of the floor and its kernel.
+
+    The column without PDL is there where that was timed for any shape.
+    """
     rows: Sequence[Row] = record["rows"]
+    apart = any(row["impl"] == table.OURS_APART for row in rows)
     found = []
     for shape in dict.fromkeys(row["shape"] for row in rows):
         mine = [row for row in rows if row["shape"] == shape]
-        found.append(_times_table(shape, mine))
+        found.append(_times_table(shape, mine, apart))
     return found
 
 
-def _times_table(shape: str, rows: Sequence[Row]) -> str:
+def _times_table(shape: str, rows: Sequence[Row], apart: bool) -> str:
     n, k = rows[0]["n"], rows[0]["k"]
     floor = next((row["floor_us"] for row in rows if row["impl"] == table.OURS), None)
     told = f"floor {floor:.1f} µs" if floor is not None else "no floor"
+    heads = ["M", "vtensors", "of the floor", "spread", *(["without PDL"] if apart else [])]
+    heads += ["Marlin", "Marlin / vtensors", "cuBLAS bf16", "`_scaled_mm` fp8", "kernel"]
     lines = [
         f"**{shape}**, {n} x {k}, {table.nvfp4_bytes(n, k) / 1e6:.1f} MB as NVFP4, {told}",
         "",
-        "| M | vtensors | of the floor | spread | without PDL | Marlin | Marlin / vtensors | cuBLAS bf16 "
-        "| `_scaled_mm` fp8 | kernel |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
     ]
     for m in sorted({row["m"] for row in rows}):
         ours, marlin = table.find(rows, shape, m, table.OURS), table.marlin_row(rows, shape, m)
@@ -110,7 +123,7 @@ def _times_table(shape: str, rows: Sequence[Row]) -> str:
             _us(ours),
             "-" if ours is None else f"{ours['share_of_floor']:.0%}",
             "-" if ours is None else f"{ours['spread']:.1%}",
-            _us(table.find(rows, shape, m, table.OURS_APART)),
+            *([_us(table.find(rows, shape, m, table.OURS_APART))] if apart else []),
             _us(marlin) + scaled,
             "-" if ratio is None else f"{ratio:.2f}x",
             _us(table.find(rows, shape, m, table.CUBLAS)),

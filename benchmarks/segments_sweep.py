@@ -15,6 +15,7 @@ import traceback
 
 import attrs
 import torch
+from cuda_device import require_cuda
 from torch import Tensor
 from wgmma_sweep import ROTATED, SHAPES, microseconds, supervise, weight
 
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="32,24")
     parser.add_argument("--worker", action="store_true")
     options = parser.parse_args()
+    require_cuda("sm_90a")
     names = options.shapes.split(",")
     if options.worker:
         work(names, [int(m) for m in options.tokens.split(",")])

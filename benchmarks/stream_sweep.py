@@ -17,6 +17,7 @@ from unittest.mock import patch
 import attrs
 import linear_goals as table
 import torch
+from cuda_device import require_cuda
 from graph_timing import copies_of, time_calls
 from torch import Tensor
 
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,8,16,32")
     parser.add_argument("--seconds", type=float, default=150.0)
     args = parser.parse_args()
+    require_cuda()
     torch.manual_seed(0)
     until = time.perf_counter() + args.seconds
     for shape in args.shapes.split(","):

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import torch
+from cuda_device import require_cuda
 from torch import Tensor
 from wgmma_sweep import ROTATED, SHAPES, microseconds, reference, weight
 
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="gate_up,down")
     parser.add_argument("--tokens", default="64,48")
     options = parser.parse_args()
+    require_cuda("sm_90a")
     toolkit = find_toolkit()
     if isinstance(toolkit, str):
         raise SystemExit(toolkit)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import attrs
 import torch
+from cuda_device import require_cuda
 from torch import Tensor
 
 from vtensors_formats import NVFP4Weight
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true")
     options = parser.parse_args()
+    require_cuda("sm_90a")
     names = options.shapes.split(",")
     if options.worker:
         work(names)

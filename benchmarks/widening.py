@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from cuda_device import require_cuda
 
 from vtensors_formats import FP8Weight, NVFP4Weight
 from vtensors_kernels.compiling.nvrtc import find_toolkit
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="", help="Of the code, where git is not there to ask.")
     args = parser.parse_args()
+    require_cuda()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -84,7 +84,7 @@ def bind_plan(
             )
     prepared.clear()
     if compose is None:
-        raise no_kernel(plan.request, plan.rejected)
+        raise no_kernel(plan.request, plan.rejected, plan.pool)
     return BoundKernel(call=compose(), segments=(), prepared_bytes=0, rejected=plan.rejected, plan=plan)
 
 

@@ -48,20 +48,18 @@ def candidates_for(
     a rule of the user may ask for. A kernel that raises when it is asked is rejected with the exception.
     """
     own = [kernel for kernel in pool.kernels if kernel.op == request.op]
-    forced = [
-        (rule, kernel)
-        for rule, kernel in forced_kernels(request, pool, related or own)
-        if covers(kernel.tokens, request.tokens)
-    ]
+    named = forced_kernels(request, pool, related or own)
+    forced = [(rule, kernel) for rule, kernel in named if covers(kernel.tokens, request.tokens)]
     asked = ", ".join(dict.fromkeys(rule.text for rule, _ in forced))
     wanted = {kernel.name for _, kernel in forced}
+    named_at_all = {kernel.name for _, kernel in named}
     found: list[tuple[float, int, str, Candidate]] = []
     rejected: list[tuple[str, str]] = []
     for kernel in own:
-        reason = standing_reason(kernel, request, pool) or _reason_of_rows(kernel, request)
-        if reason is None and wanted and kernel.name not in wanted:
+        reason = standing_reason(kernel, request, pool)
+        if reason is None and wanted and kernel.name not in named_at_all:
             reason = f"{SWITCH} asks for {asked}"
-        reason = reason or refusal_of(kernel, request)
+        reason = reason or _reason_of_rows(kernel, request) or refusal_of(kernel, request)
         cost = reason or _cost(kernel, request, pool.cost_of)
         if isinstance(cost, str):
             rejected.append((kernel.name, cost))
@@ -142,17 +140,36 @@ def in_one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def no_kernel(request: KernelRequest, rejected: Rejected) -> VtensorsError:
-    """The error for a request that nothing serves: every candidate with its reason."""
-    listed = "\n    ".join(f"{name}: {reason}" for name, reason in rejected)
-    forced = any(SWITCH in reason for _, reason in rejected)
+def no_kernel(request: KernelRequest, rejected: Rejected, pool: Pool) -> VtensorsError:
+    """The error for a request that nothing serves: the candidates, each with its reason.
+
+    First the rules of the user that are at fault and the kernels that they ask for; kernels of other schemes are
+    counted.
+    """
+    scheme = request.scheme
+    names = {name for name, _ in rejected}
+    candidates = [kernel for kernel in pool.kernels if kernel.name in names]
+    forced = pool.rules.forced(scheme, candidates)
+    able = {k.name for k in candidates if "*" in k.schemes or scheme in k.schemes}
+    wanted = {kernel.name for _, kernel in forced}
+    listed = [f"{name}: {reason}" for name, reason in rejected if name in wanted]
+    listed += [f"{name}: {reason}" for name, reason in rejected if name in able - wanted]
+    others = len(names - able - wanted)
+    if others:
+        listed.append(f"{others} that compute{'s' if others == 1 else ''} other schemes, not {scheme}")
+    rules = [rule for rule, _ in forced]
+    rules += [rule for kernel in candidates if (rule := pool.rules.forbidding(kernel, scheme)) is not None]
+    at_fault = any(SWITCH in reason for name, reason in rejected if name in able)
+    told = ",".join(dict.fromkeys(rule.text for rule in rules)) if at_fault else ""
     where = "" if request.tokens == (1, None) else f", {rows_in_words(request.tokens)}"
     return VtensorsError(
-        f"no kernel computes '{request.op}' on {request.scheme} weights with {request.activations} "
-        f"activations on {device_name(request)}{where}",
-        seen=f"candidates\n    {listed}" if rejected else f"no kernel is registered for '{request.op}'",
+        f"{f'under {SWITCH}={told} ' if told else ''}no kernel computes '{request.op}' on {scheme} weights "
+        f"with {request.activations} activations on {device_name(request)}{where}",
+        seen="candidates\n    " + "\n    ".join(listed)
+        if rejected
+        else f"no kernel is registered for '{request.op}'",
         fix=f"change {SWITCH}, or unset it"
-        if forced
+        if told
         else "enable a plugin that brings one (`vtensors plugins` lists them)",
     )
 

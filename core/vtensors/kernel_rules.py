@@ -1,8 +1,8 @@
 """`VT_KERNELS`: which kernels the user wants or forbids, per scheme.
 
-`nvfp4:linear_nvfp4_*,fp8-*:!name*` is a list of `scheme glob:kernel glob`; `!` forbids. Where a scheme has rules
-without `!`, only the kernels they name compute its ops, for the rows M that these kernels serve. Ops that no named
-kernel computes, neither whole nor in parts, are left alone.
+`nvfp4:linear_nvfp4_*,fp8-*:!linear_fp8_widening` is a list of `scheme glob:kernel glob`; `!` forbids. Where a scheme
+has rules without `!`, only the kernels they name compute its ops, for the rows M that these kernels serve. Ops that
+no named kernel computes, neither whole nor in parts, are left alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from vtensors.records import KernelSpec
 
 SWITCH = "VT_KERNELS"
 _GLOB = frozenset("*?[")
+# So many accepted names are shown at most, the nearest ones first.
+_MOST_NAMES = 8
+_FEW_NAMES = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -49,15 +52,11 @@ class KernelRules:
         """The rules of the switch's text.
 
         Errors: SwitchError for an entry without a colon, and for a glob that matches no registered kernel or no
-        scheme, with the accepted names and the nearest one.
+        scheme, with the nearest accepted names and how to list all.
         """
         kernel_names, scheme_names = sorted({kernel.name for kernel in kernels}), sorted(set(schemes))
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
         return cls(rules=tuple(_parse(entry, kernel_names, scheme_names) for entry in entries))
-
-    def only(self, *, forbids: bool) -> KernelRules:
-        """The entries with a `!`, or those without."""
-        return KernelRules(rules=tuple(rule for rule in self.rules if rule.forbids is forbids))
 
     def forbidding(self, kernel: KernelSpec, scheme: str) -> KernelRule | None:
         """The rule that forbids the kernel for the scheme, or None."""
@@ -82,24 +81,38 @@ class KernelRules:
 
         asked: the (op, scheme) of everything that was planned. The lines are stable and name the rule.
         """
+        return tuple(line for line, _ in self._lines(asked, kernels))
+
+    def in_vain(self, asked: Iterable[tuple[str, str]], kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
+        """Those of the notes that are fallbacks: weights of a scheme that a rule asks a kernel for, and have none.
+
+        A rule that forbids, or that speaks of schemes the model does not have, takes nothing from any weight.
+        """
+        return tuple(line for line, is_fallback in self._lines(asked, kernels) if is_fallback)
+
+    def _lines(
+        self, asked: Iterable[tuple[str, str]], kernels: Sequence[KernelSpec]
+    ) -> list[tuple[str, bool]]:
+        """The notes, each with whether it is a fallback."""
         pairs = sorted(set(asked))
-        lines: list[str] = []
+        lines: list[tuple[str, bool]] = []
         for rule in self.rules:
             found = [(op, scheme) for op, scheme in pairs if rule.speaks_of(scheme)]
             named = [k for k in kernels if rule.names(k) and k.op in {op for op, _ in found}]
             if not found:
-                lines.append(f"{SWITCH}: '{rule.text}' matches no scheme of this model")
+                lines.append((f"{SWITCH}: '{rule.text}' matches no scheme of this model", False))
             elif not named:
-                lines.append(f"{SWITCH}: '{rule.text}' matches no kernel of an op of this model")
+                told = f"{SWITCH}: '{rule.text}' matches no kernel of an op of this model"
+                lines.append((told, not rule.forbids))
             elif not rule.forbids:
                 unserved = sorted(
                     {scheme for _, scheme in found if not any(_computes(k, scheme) for k in named)}
                 )
                 lines += [
-                    f"{SWITCH}: '{rule.text}' has no kernel for {scheme} weights; others are used"
+                    (f"{SWITCH}: '{rule.text}' has no kernel for {scheme} weights; others are used", True)
                     for scheme in unserved
                 ]
-        return tuple(lines)
+        return lines
 
 
 NO_RULES = KernelRules()
@@ -118,14 +131,24 @@ def _parse(entry: str, kernels: list[str], schemes: list[str]) -> KernelRule:
         )
     for what, glob, names in (("scheme", scheme, schemes), ("kernel", kernel, kernels)):
         if not any(fnmatchcase(name, glob) for name in names):
-            near = difflib.get_close_matches(glob, names, n=1, cutoff=0.0)
-            raise SwitchError(
-                f"{SWITCH} names a {what} that is not there",
-                seen=f"{glob!r} in {entry!r}",
-                accepted=", ".join(names) or f"no {what} is registered",
-                fix=f"did you mean {near[0]}?" if near else None,
-            )
+            raise _unknown(what, glob, entry, names)
     return KernelRule(scheme=scheme, kernel=kernel, forbids=forbids, text=entry)
+
+
+def _unknown(what: str, glob: str, entry: str, names: list[str]) -> SwitchError:
+    """The error for a glob that no name matches: the nearest names, and where all are listed."""
+    word = "".join(letter for letter in glob if letter not in _GLOB)
+    near = difflib.get_close_matches(word, names, n=_FEW_NAMES, cutoff=0.0)
+    closest = difflib.get_close_matches(word, names, n=1)
+    shown = ", ".join(names if len(names) <= _MOST_NAMES else near)
+    more = f", ... (the nearest of {len(names)})" if len(names) > _MOST_NAMES else ""
+    fix = f"did you mean {closest[0]}? " if closest else ""
+    return SwitchError(
+        f"{SWITCH} names a {what} that is not there",
+        seen=f"{glob!r} in {entry!r}",
+        accepted=f"{shown}{more}" if names else f"no {what} is registered",
+        fix=f"{fix}`vtensors kernels` lists every kernel and its schemes",
+    )
 
 
 def _with_colon(entry: str, *, kernel_names: list[str], scheme_names: list[str]) -> str | None:

@@ -73,7 +73,7 @@ def replan(plan: KernelPlan, failed: Mapping[str, str]) -> KernelPlan:
 def _plan_or_raise(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> KernelPlan:
     plan = _plan(request, pool, decompose)
     if isinstance(plan, tuple):
-        raise no_kernel(*plan)
+        raise no_kernel(*plan, pool)
     return plan
 
 
@@ -222,7 +222,8 @@ def _why_apart(whole: KernelPlan, apart: KernelPlan) -> str | None:
     if sum(math.log(a) for a, _ in costs) <= sum(math.log(b) for _, b in costs):
         return None
     rows, (one, several) = max(zip(starts, costs, strict=True), key=lambda entry: entry[1][0] / entry[1][1])
-    return f"dearer than {' + '.join(apart.steps)}: {one:.3g} us, these {several:.3g} us at M = {rows}"
+    how = " (modelled)" if whole.pool.cost_of is None else ""
+    return f"dearer than {' + '.join(apart.steps)}: {one:.3g} us, these {several:.3g} us at M = {rows}{how}"
 
 
 def _first_reasons(reasons: Sequence[Rejected]) -> Rejected:

@@ -1,8 +1,8 @@
 """Weights that run slower than they were meant to: told once per cause, counted, refusable.
 
 Three causes: a quantized weight on the reference although the device could have had a kernel; a kernel that failed,
-so that another took its place; a kernel that `VT_KERNELS` asks for and no weight could have. A rule that forbids what
-no weight would have had is told, and no fallback.
+so that another took its place; a kernel that `VT_KERNELS` asks for where a weight of the scheme has none such. A rule
+that forbids what no weight would have had, or that speaks of schemes the model lacks, is told, and no fallback.
 """
 
 from __future__ import annotations
@@ -41,11 +41,8 @@ def report_fallbacks(
     slow = [] if device_type == "cpu" else [r for r in selected if _runs_on(r, references)]
     failed = [record for record in selected if _failures(record)]
     asked = {(op, r.scheme) for r in selected for op in (r.op, r.asked or r.op)}
-    lines = [
-        *_slow_lines(slow, references, kernels),
-        *_failed_lines(failed),
-        *rules.only(forbids=False).notes(asked, kernels),
-    ]
+    in_vain = rules.in_vain(asked, kernels)
+    lines = [*_slow_lines(slow, references, kernels), *_failed_lines(failed), *in_vain]
     if lines and refuse:
         raise RequestError(
             "weights would run on a fallback, and VT_STRICT=fallbacks refuses that",
@@ -54,8 +51,9 @@ def report_fallbacks(
         )
     for line in lines:
         _log.warning("fallback: %s", line)
-    for line in rules.only(forbids=True).notes(asked, kernels):
-        _log.warning("%s", line)
+    for line in rules.notes(asked, kernels):
+        if line not in in_vain:
+            _log.warning("%s", line)
     return len({record.module for record in (*slow, *failed)})
 
 

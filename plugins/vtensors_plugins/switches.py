@@ -49,7 +49,7 @@ SWITCHES = (
         default="",
         summary=(
             "Kernels to use, as `scheme:kernel`, or to leave out, as `scheme:!kernel`, comma separated, with `*` "
-            "where wanted: `nvfp4:linear_nvfp4_*,fp8-*:!name*`."
+            "where wanted: `nvfp4:linear_nvfp4_*,fp8-*:!linear_fp8_widening`; `vtensors kernels` lists them."
         ),
     ),
     Switch(

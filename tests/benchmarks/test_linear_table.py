@@ -51,6 +51,37 @@ def test_a_row_has_time_share_ratio_and_kernel() -> None:
     assert "vllm 0.26.0, measured in the same run" in text
 
 
+def test_what_was_not_run_without_pdl_has_no_column_for_it() -> None:
+    text = _text([row("down", 1, goals.OURS, 12.5), row("down", 1, goals.MARLIN, 25.0)])
+    assert "without PDL" not in text
+    assert "| 1 | 12.50 | 80% | 1.0% | 25.00 | 2.00x | - | - | `linear_x` + PDL |" in text
+
+
+def test_a_column_that_any_shape_has_stands_in_every_table() -> None:
+    rows = [row("down", 1, goals.OURS, 12.5), row("o_out", 1, goals.OURS_APART, 14.0)]
+    tables = linear_table.times_tables(record(rows))
+    assert [table.count("| without PDL |") for table in tables] == [1, 1]
+    for table in tables:
+        widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
+        assert widths == {11}
+
+
+def test_the_implementations_that_were_run_are_named_and_published_times_are_not_among_them() -> None:
+    rows = [row("down", 1, impl, 12.5) for impl in (goals.OURS, goals.CUBLAS, goals.MARLIN_SCALED)]
+    failures = [{"shape": "down", "m": None, "impl": goals.SCALED_MM, "reason": "none"}]
+    text = _text(rows, failures=failures)
+    assert "as `--impls` takes them: `vtensors,cublas_bf16,scaled_mm_fp8`." in text
+    assert "Implementations" not in _text([])
+
+
+def test_the_method_names_the_implementations_of_the_committed_record() -> None:
+    run = ",".join(linear_table.impls_run(json.loads(linear_table.RECORD.read_text(encoding="utf-8"))))
+    page = linear_table.PAGE.read_text(encoding="utf-8")
+    method = page[page.index("## Method") : page.index("## How to read it")]
+    assert f"the record below was made with `--impls {run}`" in method
+    assert f"--impls {run} " in page[: page.index("## Method")]
+
+
 def test_scaled_times_of_marlin_are_marked() -> None:
     versions = {"torch": "2.11.0", "cupy": "14.2.0", "vtensors": "0.1.0", "marlin": None}
     text = _text([row("down", 1, goals.MARLIN_SCALED, 25.0)], versions=versions, marlin_missing="no folder")

@@ -7,6 +7,7 @@ import pytest
 from kernel_specs import DECOMPOSE, chosen, kernel, reference, request
 from vtensors.errors import SwitchError, VtensorsError
 from vtensors.kernel_rules import KernelRules
+from vtensors.manager import Plugins
 from vtensors.records import KernelSpec
 from vtensors.selection import plan_kernels, replan
 from vtensors.switches import Switches
@@ -88,7 +89,7 @@ def test_a_forbidden_kernel_is_left_out_with_its_rule() -> None:
     assert ("linear_nvfp4_fast", "VT_KERNELS forbids it (nvfp4:!*_fast)") in plan.rejected
 
 
-def test_a_forced_kernel_that_cannot_serve_is_an_error_with_every_candidate() -> None:
+def test_a_forced_kernel_that_cannot_serve_is_an_error_with_the_rule_and_every_candidate() -> None:
     kernels = [*KERNELS, kernel("linear_nvfp4_picky", refuse=lambda request: "K is not a multiple of 128")]
     with pytest.raises(VtensorsError, match="no kernel computes 'linear' on nvfp4") as caught:
         plan_kernels(request(), kernels, rules("nvfp4:*_picky", kernels))
@@ -96,7 +97,10 @@ def test_a_forced_kernel_that_cannot_serve_is_an_error_with_every_candidate() ->
     assert "linear_nvfp4_picky: K is not a multiple of 128" in text
     for other in ("linear_nvfp4_fast", "linear_nvfp4_slow", "linear_reference"):
         assert f"{other}: VT_KERNELS asks for nvfp4:*_picky" in text
-    assert "linear_fp8_fast: computes fp8-row, fp8-tensor, not nvfp4" in text
+    assert text.startswith("under VT_KERNELS=nvfp4:*_picky no kernel computes")
+    assert text.splitlines()[2].strip() == "linear_nvfp4_picky: K is not a multiple of 128"
+    assert "linear_fp8_fast" not in text
+    assert "1 that computes other schemes, not nvfp4" in text
     assert "change VT_KERNELS" in text
 
 
@@ -157,6 +161,44 @@ def test_forcing_a_plain_linear_for_few_rows_takes_fused_ops_apart_too() -> None
     assert chosen(plan.parts[0])[1, 32] == "linear_nvfp4_decode"
 
 
+def test_a_forbidding_rule_at_fault_is_named_first_and_one_that_is_not_is_not_named() -> None:
+    with pytest.raises(VtensorsError) as caught:
+        plan_kernels(request(), KERNELS[:3], rules("nvfp4:!linear_*"))
+    assert str(caught.value).startswith("under VT_KERNELS=nvfp4:!linear_* no kernel computes 'linear'")
+    with pytest.raises(VtensorsError) as caught:
+        plan_kernels(request(), KERNELS[2:3], rules("nvfp4:*_decode"))
+    assert str(caught.value).startswith("no kernel computes 'linear'")
+    assert "VT_KERNELS" not in str(caught.value)
+
+
+def test_a_kernel_that_the_user_did_not_ask_for_says_so_before_the_rows_it_serves() -> None:
+    plan = plan_kernels(request(), KERNELS, rules("nvfp4:*_slow"))
+    assert dict(plan.rejected)["linear_nvfp4_decode"] == "VT_KERNELS asks for nvfp4:*_slow"
+
+
+def test_of_many_names_the_nearest_few_are_shown_and_how_to_list_all() -> None:
+    many = [kernel(f"linear_nvfp4_form_{index}") for index in range(40)] + [
+        kernel("embedding_far", op="embedding")
+    ]
+    with pytest.raises(SwitchError) as caught:
+        rules("nvfp4:linear_nvfp4_form_x", many)
+    assert caught.value.accepted is not None
+    assert caught.value.accepted.count("linear_nvfp4_form_") == 5
+    assert caught.value.accepted.endswith(", ... (the nearest of 41)")
+    assert "`vtensors kernels` lists every kernel" in str(caught.value)
+    with pytest.raises(SwitchError) as caught:
+        rules("nvfp4:zzz", many)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_the_example_of_the_switchs_summary_is_accepted_with_the_built_in_kernels() -> None:
+    (summary,) = [switch.summary for switch in vtensors_switches() if switch.name == "VT_KERNELS"]
+    example = summary.split("`")[7]
+    registry = Plugins.discover(third_parties=[], environ={}).registry
+    kernels = [owned.record for owned in registry.kernels.values()]
+    assert len(KernelRules.parse(example, kernels, registry.schemes).rules) == 2
+
+
 def test_rules_that_did_nothing_are_told_each_once() -> None:
     asked = [("linear", "nvfp4"), ("linear", "nvfp4"), ("linear", "bf16")]
     found = rules("nvfp4:*_fast,fp8-*:!linear_fp8_fast,nvfp4:embedding*,*:linear_nvfp4_slow")
@@ -165,3 +207,10 @@ def test_rules_that_did_nothing_are_told_each_once() -> None:
         "VT_KERNELS: 'nvfp4:embedding*' matches no kernel of an op of this model",
         "VT_KERNELS: '*:linear_nvfp4_slow' has no kernel for bf16 weights; others are used",
     )
+
+
+def test_only_rules_for_schemes_of_the_model_that_ask_for_a_kernel_are_in_vain() -> None:
+    asked = [("linear", "nvfp4"), ("linear", "bf16")]
+    found = rules("fp8-row:linear_fp8_fast,nvfp4:!embedding*,nvfp4:embedding*,*:linear_nvfp4_slow")
+    assert len(found.notes(asked, KERNELS)) == 4
+    assert found.in_vain(asked, KERNELS) == found.notes(asked, KERNELS)[2:]

@@ -85,15 +85,16 @@ def test_a_kernel_that_failed_is_told_on_any_device_with_what_took_its_place(
 
 
 def test_a_kernel_that_the_user_asks_for_in_vain_is_told_and_refused() -> None:
-    rules = KernelRules.parse("fp8-row:linear_reference", KERNELS, ["fp8-row"])
-    with pytest.raises(RequestError, match="'fp8-row:linear_reference' matches no scheme of this model"):
+    rules = KernelRules.parse("*:linear_nvfp4_widening", KERNELS, ["nvfp4", "bf16"])
+    with pytest.raises(RequestError, match=r"'\*:linear_nvfp4_widening' has no kernel for bf16 weights"):
         report_fallbacks(RECORDS, KERNELS, "cpu", refuse=True, rules=rules)
 
 
-def test_a_rule_that_forbids_what_is_not_there_is_told_and_no_fallback(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("rule", ["fp8-row:!linear_reference", "fp8-row:linear_reference"])
+def test_a_rule_for_a_scheme_that_is_not_there_is_told_and_no_fallback(
+    rule: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rules = KernelRules.parse("fp8-row:!linear_reference", KERNELS, ["fp8-row"])
+    rules = KernelRules.parse(rule, KERNELS, ["fp8-row"])
     with caplog.at_level(logging.WARNING, logger="vtensors"):
         assert report_fallbacks(RECORDS, KERNELS, "cpu", refuse=True, rules=rules) == 0
-    assert caplog.messages == ["VT_KERNELS: 'fp8-row:!linear_reference' matches no scheme of this model"]
+    assert caplog.messages == [f"VT_KERNELS: '{rule}' matches no scheme of this model"]

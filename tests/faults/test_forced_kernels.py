@@ -84,6 +84,17 @@ def test_layers_that_a_kernel_forced_for_all_cannot_serve_fall_back_with_a_line_
         load(folder, plugins=plugins)
 
 
+@pytest.mark.fault("B87")
+def test_a_rule_for_a_scheme_that_the_model_lacks_is_told_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VT_KERNELS", "mxfp8:linear_reference")
+    monkeypatch.setenv("VT_STRICT", "fallbacks")
+    with caplog.at_level(logging.WARNING, "vtensors"):
+        load(_mixed(tmp_path))
+    assert "VT_KERNELS: 'mxfp8:linear_reference' matches no scheme of this model" in caplog.messages
+
+
 @pytest.mark.fault("B88")
 def test_a_kernel_that_says_yes_and_whose_launch_raises_loses_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -10,6 +10,7 @@ arrival to the thread that makes it alone, and reports what one lane announces f
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -83,6 +84,16 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=len(SHAPES))
     parser.add_argument("--every-lane", action="store_true")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(
+            f"needs a CUDA device and a torch that sees it; torch {torch.__version__} sees none",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    toolkit = nvrtc.find_toolkit()
+    if isinstance(toolkit, str):
+        print(f"needs a compiler for the device: {toolkit}", file=sys.stderr)
+        raise SystemExit(2)
     if args.every_lane:
         let_every_lane_arrive()
     torch.manual_seed(0)

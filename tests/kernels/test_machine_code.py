@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
+import attrs
 import pytest
 
 import vtensors_kernels
@@ -30,10 +31,16 @@ from vtensors_kernels.compiling.machine_code import (
     read_machine_code,
 )
 from vtensors_kernels.compiling.nvrtc import Toolkit, compile_source, find_toolkit
-from vtensors_kernels.compiling.resource_table import Compiled, compile_all, resource_table
+from vtensors_kernels.compiling.resource_table import (
+    Compiled,
+    compile_all,
+    resource_summary,
+    resource_table,
+)
 from vtensors_kernels.compiling.sources import Source, source_names
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("kernels.md", "kernel-forms.md")
 FORMS = all_instantiations()
 KEYS = [(form.label, target) for form in FORMS for target in form.targets]
 PAIRS = [pytest.param(form, target, id=f"{form.label} {target}") for form in FORMS for target in form.targets]
@@ -89,22 +96,31 @@ def test_no_kernel_asks_for_more_shared_memory_than_the_device_has(
     assert max(0, static - reserved) + form.shared_bytes <= SHARED_KIB[target] << 10
 
 
-def test_the_table_in_the_documentation_is_what_the_machine_code_says(codes: Codes, toolkit: Toolkit) -> None:
-    page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", PAGES)
+def test_the_table_in_the_documentation_is_what_the_machine_code_says(
+    codes: Codes, toolkit: Toolkit, name: str
+) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     made_by = re.search(r"Made by (NVRTC \d+\.\d+)", page)
     if made_by and made_by[1] != toolkit.name:
         pytest.skip(f"the table was made by {made_by[1]}, this is {toolkit.name}")
+    wanted = _script().wanted_pages([code.result() for code in codes.values()], toolkit)
+    assert set(wanted) == set(PAGES)
+    assert wanted[name] == page, "run make kernel-docs"
+
+
+def test_a_page_without_markers_is_refused() -> None:
     script = _script()
-    assert (
-        script.updated(page, resource_table([code.result() for code in codes.values()], toolkit)) == page
-    ), "run make kernel-docs"
+    with pytest.raises(ValueError, match="end of compiled"):
+        script.updated(f"# Kernels\n{script.BEGIN}\n| a |\n", "| b |")
 
 
-def test_the_table_was_made_by_the_compiler_that_continuous_integration_installs() -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_the_table_was_made_by_the_compiler_that_continuous_integration_installs(name: str) -> None:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     pinned = re.search(r"^nvidia-cuda-nvrtc==(\d+\.\d+)", pins, re.MULTILINE)
     assert pinned
-    page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert f"Made by NVRTC {pinned[1]}:" in page
 
 
@@ -211,6 +227,32 @@ def test_the_table_has_a_row_per_form_and_names_the_targets_that_differ() -> Non
     assert (cells["sm_80"], cells["sm_86"], cells["sm_90a"], cells["sm_121a"]) == ("40", "-", "42", "41")
     assert cells["spills"] == "0; 3 on sm_121a"
     assert dict(zip(heads.split(" | "), states.split(" | "), strict=True))["sm_90a"] == "run"
+
+
+def test_the_summary_has_a_row_per_source_and_group_of_targets_of_one_state() -> None:
+    toolkit = Toolkit(version=(13, 5), targets=(90,))
+    entries = [
+        _compiled("sm_80", 40, **{"HMMA.16816.F32": 2}),
+        _compiled("sm_90a", 42),
+        _compiled("sm_120a", 44, **{"HMMA.16816.F32": 2, "F2FP.F16.E2M1.UNPACK_B": 1}),
+        _compiled("sm_121a", 41, **{"LDL.64": 3, "STL": 1, "F2FP.F16.E2M1.UNPACK_B": 1}),
+    ]
+    text = resource_summary(entries, toolkit)
+    assert text.startswith("Made by NVRTC 13.5: 1 compiled forms, 4 images")
+    others = ", ".join(target for target in COMPILED if target not in RUN)
+    assert text.splitlines()[-2:] == [
+        f"| `common/x.cu` | {others} | compiled, not run | 1 | 40 .. 44 | 0 + 4096 | 4 "
+        "| mma on sm_80, sm_120a; e2m1 on sm_120a, sm_121a |",
+        "| `common/x.cu` | sm_90a | run | 1 | 42 | 0 + 4096 | 0 | - |",
+    ]
+
+
+def test_the_summary_tells_how_many_images_have_an_instruction_that_not_every_form_has() -> None:
+    with_it, without = _compiled("sm_90a", 40, **{"HMMA.16816.F32": 1}), _compiled("sm_90a", 40)
+    other = attrs.evolve(without.instantiation, defines={"VT_M": 16})
+    entries = [with_it, attrs.evolve(without, instantiation=other)]
+    row = resource_summary(entries, Toolkit(version=(13, 5), targets=(90,))).splitlines()[-1]
+    assert row == "| `common/x.cu` | sm_90a | run | 2 | 40 | 0 + 4096 | 0 | mma in 1 of 2 images |"
 
 
 def test_a_missing_program_is_named_with_what_brings_it(

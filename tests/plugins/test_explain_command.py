@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,7 +113,8 @@ def test_the_text_for_the_27b_says_what_is_assumed_and_what_was_never_run(phanto
     status, out = run(phantom, "--assume", "sm_121a")
     assert status == 0
     last = out.splitlines()[-1]
-    assert "sm_121a: assumed, not probed; kernels: compiled, not run" in " ".join(out.split())
+    head = "sm_121a: assumed, not probed; kernels for sm_121a: compiled, not run"
+    assert head in " ".join(out.split())
     assert "(compiled, not run)" in out
     assert "model.language_model.layers.{0-63}.mlp.down_proj  x64" in out
     assert last.startswith("no fallback; ")
@@ -210,6 +212,23 @@ def test_kernels_that_the_user_forbids_say_so(run: Run, monkeypatch: pytest.Monk
     assert "VT_KERNELS forbids it" in reasons["linear_nvfp4_widening"]
 
 
+def test_a_rule_for_a_scheme_that_the_model_lacks_is_told_and_one_in_vain_counts_as_for_a_load(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VT_STRICT", "fallbacks")
+    monkeypatch.setenv("VT_KERNELS", "fp8-row:linear_reference")
+    status, out = run(NVFP4, "--assume", "sm_90a")
+    assert status == 0
+    assert "VT_KERNELS: 'fp8-row:linear_reference' matches no scheme of this model" in out.splitlines()
+    assert out.splitlines()[-1].startswith("no fallback; ")
+    monkeypatch.setenv("VT_KERNELS", "*:linear_nvfp4_stream")
+    status, out = run(NVFP4, "--assume", "sm_90a")
+    assert status == 1
+    assert "fallback: VT_KERNELS: '*:linear_nvfp4_stream' has no kernel for bf16 weights" in out
+    assert out.splitlines()[-1].startswith("1 rule in vain; ")
+    assert len(_report(run, NVFP4, "--assume", "sm_90a")["in_vain"]) == 1
+
+
 def test_a_rule_that_names_no_kernel_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VT_KERNELS", "nvfp4:no_such_kernel")
     status, out = run(NVFP4, "--assume", "sm_90a", "--json")
@@ -225,6 +244,26 @@ def test_a_checkpoint_that_cannot_be_opened_is_refused(run: Run, tmp_path: Path)
 def test_no_line_is_wider_than_the_terminal(run: Run, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert max(map(len, run(MIXED, "--assume", "sm_121a")[1].splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", range(60, 101, 4))
+def test_no_number_is_parted_from_its_unit(run: Run, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for line in run(NVFP4, "--assume", "sm_90a")[1].splitlines():
+        assert not re.search(r"\bM$|=$|\d x$", line), line
+        assert not re.match(r"\s+(us|[kMG]?B|x)\b", line), line
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_every_modelled_cost_says_that_it_is_an_h200s(run: Run, target: str) -> None:
+    text = " ".join(run(MIXED, "--assume", target)[1].split())
+    assert text.count("modelled") == text.count("modelled for an H200") > 0
+    for group in _report(run, MIXED, "--assume", target)["groups"]:
+        for part in group["kernels"]:
+            modelled = part["microseconds"] is not None and not part["measured"]
+            assert part["modelled_for"] == ("an H200" if modelled else None)
+            reasons = " ".join(lost["reason"] for lost in part["lost"])
+            assert reasons.count("modelled") == reasons.count("modelled for an H200")
 
 
 def _spec(**facts: Any) -> KernelSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from vtensors_kernels.compiling.devices import CudaDevice
 from vtensors_plugins.commands import device_option, kernels
 from vtensors_plugins.commands.device_option import report_device
 from vtensors_plugins.commands.kernel_facts import kernel_facts
+from vtensors_plugins.commands.kernel_lists import folded
 
 Run = Callable[..., tuple[int, str]]
 H200 = CudaDevice(index=0, name="NVIDIA H200", capability=(9, 0))
@@ -106,7 +108,9 @@ def test_what_is_no_target_is_refused_with_the_accepted_ones(run: Run, word: str
 
 def test_device_chooses_one_of_the_machines_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_option, "find_devices", lambda: (H200, SPARK))
-    assert report_device(None, None).headline() == "sm_90a: NVIDIA H200; kernels: run"
+    assert report_device(None, None).headline() == (
+        "sm_90a: NVIDIA H200; kernels for sm_90a: run on this architecture"
+    )
     for word in ("1", "cuda:1"):
         found = report_device(word, None)
         assert (found.name, found.target, found.assumed) == ("cuda:1", "sm_121a", False)
@@ -134,6 +138,36 @@ def test_the_cache_is_shown_with_what_lies_in_it(run: Run, tmp_path: Path) -> No
         (tmp_path / "cache" / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / "cache" / folder / name).write_text("")
     assert _report(run)["cache"] == {"folder": str(tmp_path / "cache"), "cubin": 1, "verdicts": 1}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+@pytest.mark.parametrize("target", ["cpu", "sm_90a", "sm_121a"])
+def test_the_list_fits_the_terminal_and_names_every_kernel_that_serves(
+    run: Run, columns: int, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("VT_CACHE_DIR", "/cache")
+    out = run("--assume", target)[1]
+    assert max(map(len, out.splitlines())) <= columns
+    for name, kernel in _kernels(run, "--assume", target).items():
+        assert (name in out.split()) >= kernel["serves"], name
+
+
+def test_what_cannot_serve_is_told_once_per_reason_with_folded_names_that_lose_none(run: Run) -> None:
+    shown = _kernels(run)
+    for_cuda = [name for name, kernel in shown.items() if kernel["reason"] == "made for cuda, not cpu"]
+    text = " ".join(run()[1].split())
+    assert text.count("made for cuda, not cpu") == 1
+    assert f"made for cuda, not cpu: {len(for_cuda)} kernels" in text
+    lines = folded((kernel["op"], name) for name, kernel in shown.items())
+    assert len(lines) < 12
+    names = []
+    for line in lines:
+        found = re.fullmatch(r"(\{[^}]*\}|\w+?)(\{[^}]*\})?(_\w+)?", line)
+        assert found is not None, line
+        ops, ends = (part.strip("{}").split(", ") for part in (found[1], found[2] or found[3] or ""))
+        names += [op + end for op in ops for end in ends] if "{" in line else [line]
+    assert sorted(names) == sorted(shown)
 
 
 def _kernel(name: str, refuse: Callable[[KernelRequest], str | None], **facts: Any) -> KernelSpec:

@@ -32,6 +32,7 @@ def test_a_digit_inside_of_a_name_is_no_layer() -> None:
         without_numbers("layers.3.conv1d.w4a16 is 0.5 of layers.12")
         == "layers.*.conv1d.w4a16 is 0.5 of layers.*"
     )
+    assert without_numbers("serves M = 33..64, not M = 1..32") == "serves M = 33..64, not M = 1..32"
     assert collapsed([("layers.0.conv1d",), ("layers.1.conv1d",)]) == "layers.{0-1}.conv1d"
 
 

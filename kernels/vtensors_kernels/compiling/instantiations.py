@@ -1,4 +1,4 @@
-"""Every compiled form of every kernel: what is compiled for CI, disassembled, and listed in docs/kernels.md."""
+"""Every compiled form of every kernel: what is compiled for CI, disassembled, and listed in docs/kernel-forms.md."""
 
 from __future__ import annotations
 

@@ -59,13 +59,18 @@ class ReportDevice:
         facts = [
             self.product,
             ASSUMED if self.assumed else "",
-            f"kernels: {self.state}" if self.state else "",
+            f"kernels for {self.target}: {state_words(self.state)}" if self.state else "",
         ]
         if self.target == PORTABLE and self.capability is not None:
             major, minor = self.capability
             facts.insert(0, f"sm_{major}{minor}, newer than this version: portable code")
         told = "; ".join(fact for fact in facts if fact)
         return f"{self.target}: {told}" if told else self.target
+
+
+def state_words(state: str) -> str:
+    """`run` and `compiled, not run` for a person."""
+    return "run on this architecture" if state == "run" else state
 
 
 def report_device(device: str | None, assume: str | None) -> ReportDevice:

@@ -25,6 +25,7 @@ Times = dict[int, float | str]
 class Explanation:
     """What the command shows. notes: rules of `VT_KERNELS` that have no effect.
 
+    in_vain: those of the notes that a load counts as fallbacks, and `VT_STRICT=fallbacks` refuses.
     times: per row, rows M -> microseconds or a reason; empty where not asked for.
     """
 
@@ -33,6 +34,7 @@ class Explanation:
     dtype: str
     rows: tuple[ExplainRow, ...]
     notes: tuple[str, ...] = ()
+    in_vain: tuple[str, ...] = ()
     times: tuple[Times, ...] = ()
 
     @property
@@ -54,6 +56,7 @@ class Explanation:
             "dtype": self.dtype,
             "kernels_switch": self.checkpoint.switches.text("VT_KERNELS"),
             "notes": list(self.notes),
+            "in_vain": list(self.in_vain),
             "groups": groups,
             "totals": {
                 "weights": totals.weights,
@@ -93,7 +96,7 @@ def command(
     """Show which kernel computes each weight of PATH on a device, from the headers alone.
 
     On a GPU that is here, what is chosen is also tested, as a load would. Exit 0: every quantized weight has a
-    kernel; 1: some fall back to the reference on a GPU; 2: refused.
+    kernel; 1: some fall back to the reference on a GPU, or have none that VT_KERNELS asks for; 2: refused.
     """
     chosen = report_device(device, assume)
     if timings and (chosen.assumed or chosen.capability is None):
@@ -112,7 +115,7 @@ def command(
         from rich.console import Console
 
         click.echo("\n".join(text_lines(found, Console().width)))
-    if found.totals.fallbacks:
+    if found.totals.fallbacks or found.in_vain:
         context.exit(1)
 
 
@@ -150,12 +153,14 @@ def explained(
 
         times = [row_times(row, checkpoint) for row in rows]
     asked = {(op, group.request.scheme) for group in groups for op in (group.asked, group.request.op)}
+    rules, registered = kernel_rules(checkpoint), registered_kernels(checkpoint)
     return Explanation(
         checkpoint=checkpoint,
         device=device,
         dtype=rows[0].request.dtype if rows else "",
         rows=rows,
-        notes=kernel_rules(checkpoint).notes(asked, registered_kernels(checkpoint)),
+        notes=rules.notes(asked, registered),
+        in_vain=rules.in_vain(asked, registered),
         times=tuple(times),
     )
 
@@ -169,8 +174,9 @@ def text_lines(found: Explanation, width: int) -> list[str]:
     rules = found.checkpoint.switches.text("VT_KERNELS")
     if rules:
         lines.append(f"VT_KERNELS={rules}")
-    lines += [hanging("", note, width) for note in found.notes]
+    for note in found.notes:
+        lines.append(hanging("fallback: " if note in found.in_vain else "", note, width))
     for index, row in enumerate(found.rows):
         times = found.times[index] if found.times else None
         lines += ["", *row_lines(row, kernels, width, times)]
-    return [*lines, "", total_line(found.totals)]
+    return [*lines, "", total_line(found.totals, len(found.in_vain))]

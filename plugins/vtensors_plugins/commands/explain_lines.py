@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Mapping
 
-from vtensors.kernel_candidates import rows_in_words
 from vtensors.records import KernelSpec
+from vtensors_plugins.commands.explain_reasons import together, told_reasons
 from vtensors_plugins.commands.explain_rows import ExplainRow, SegmentRow, Totals
 from vtensors_plugins.commands.kernel_facts import applies_to
-from vtensors_plugins.commands.schemes_table import hanging, size
+from vtensors_plugins.commands.schemes_table import TIED, hanging, size
 
 _INDENT = "    "
 _HEAD = 11
+# Blanks between a number and its unit, and within `M = 1..32` and `512 x 128`.
+_TO_TIE = re.compile(
+    r"(?<=\d) (?=(?:us|[kMGT]?B|x)\b)|(?<=\d x) (?=\d)|(?<=\bM) (?=>?= ?\d)|(?<=\bM =) |(?<=\bM >=) "
+)
 
 
 def row_lines(
@@ -35,7 +40,7 @@ def row_lines(
     whole = row.asked == request.op
     lines.append(_line("op", request.op if whole else f"{request.op}, a step of {row.asked}", width))
     if not whole:
-        seen = [(what, reason) for what, reason in _merged(row.not_fused) if _speaks(what, row, kernels)]
+        seen = together((what, reason) for what, reason in row.not_fused if _speaks(what, row, kernels))
         nobody = [(row.asked, f"no kernel computes it on {request.scheme} weights")]
         lines += [_line("", f"{what}: {reason}", width) for what, reason in seen or nobody]
     lines += [_line("assumes", text, width) for text in row.assumes]
@@ -45,18 +50,21 @@ def row_lines(
     if times:
         told = (f"M = {m}: {f'{t:.1f} us' if isinstance(t, float) else t}" for m, t in times.items())
         lines.append(_line("measured", ", ".join(told), width))
-    head = "not"
-    for name, reason in _losers(row.segments):
-        if _speaks(name, row, kernels):
-            lines.append(_line(head, f"{name}: {reason}", width))
-            head = ""
+    serving = {segment.kernel for segment in row.segments}
+    told_lost = told_reasons([(segment.tokens, segment.lost) for segment in row.segments], kernels)
+    losers = [pair for pair in told_lost if pair[0] not in serving and _speaks(pair[0], row, kernels)]
+    for index, (names, reason) in enumerate(together(losers)):
+        lines.append(_line("" if index else "not", f"{names}: {reason}", width))
     return lines
 
 
-def total_line(totals: Totals) -> str:
-    """Fallbacks, what runs on the reference, and bytes, in one line."""
+def total_line(totals: Totals, in_vain: int = 0) -> str:
+    """Fallbacks, what runs on the reference, and bytes, in one line. in_vain: rules that no kernel can follow."""
     count = totals.fallbacks
     words = f"{count:,} fallback{'s' if count > 1 else ''}" if count else "no fallback"
+    if in_vain:
+        rules = f"{in_vain:,} rule{'s' if in_vain > 1 else ''} in vain"
+        words = f"{words}, {rules}" if count else rules
     more = "" if totals.complete else " and more that is not told"
     return (
         f"{words}; {totals.on_reference:,} of {totals.weights:,} weights on the reference; "
@@ -65,13 +73,14 @@ def total_line(totals: Totals) -> str:
 
 
 def _line(head: str, text: str, width: int) -> str:
-    return hanging(f"{_INDENT}{head.ljust(_HEAD)} ", text, width)
+    return hanging(f"{_INDENT}{head.ljust(_HEAD)} ", _TO_TIE.sub(TIED, text), width)
 
 
 def _kernel_words(segment: SegmentRow) -> str:
     cost = ""
     if segment.cost is not None:
-        cost = f", {segment.cost:.3g} us {'measured' if segment.measured else 'modelled'}"
+        card = f" for {segment.modelled_for}" if segment.modelled_for else ""
+        cost = f", {segment.cost:.3g} us {'measured' if segment.measured else f'modelled{card}'}"
     state = f" ({segment.state})" if segment.state == "compiled, not run" else ""
     return f"{segment.kernel}{state}, layout {segment.layout}{cost}"
 
@@ -80,25 +89,3 @@ def _speaks(name: str, row: ExplainRow, kernels: Mapping[str, KernelSpec]) -> bo
     """Whether a reason is worth showing: of the row's scheme, or of an op."""
     kernel = kernels.get(name)
     return kernel is None or applies_to(kernel, row.request.scheme)
-
-
-def _losers(segments: Sequence[SegmentRow]) -> list[tuple[str, str]]:
-    """Each kernel that serves nowhere with its reasons; one that holds for every range is told once."""
-    serving = {segment.kernel for segment in segments}
-    found: dict[str, list[tuple[SegmentRow, str]]] = {}
-    for segment in segments:
-        for name, reason in segment.lost:
-            if name not in serving:
-                found.setdefault(name, []).append((segment, reason))
-    told = []
-    for name, reasons in found.items():
-        words = list(dict.fromkeys(reason for _, reason in reasons))
-        if len(words) == 1:
-            told.append((name, words[0]))
-        else:
-            told.append((name, "; ".join(f"{rows_in_words(s.tokens)}: {reason}" for s, reason in reasons)))
-    return told
-
-
-def _merged(reasons: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys(reasons))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -11,16 +11,15 @@ from vtensors.checkpoint import Checkpoint
 from vtensors.kernel_candidates import rows_in_words
 from vtensors.kernel_plans import Segment
 from vtensors.modules import is_quantized
-from vtensors.records import KernelRequest, KernelSpec
-from vtensors.registry import Owned
+from vtensors.records import KernelRequest
 from vtensors_kernels.layouts import prepared_bytes
 from vtensors_plugins.architectures.groups import PlannedGroup
 from vtensors_plugins.commands.device_option import ReportDevice
-from vtensors_plugins.commands.kernel_facts import state_on
+from vtensors_plugins.commands.explain_reasons import Kernels, reworded
+from vtensors_plugins.commands.kernel_facts import modelled_for, state_on
 from vtensors_plugins.commands.module_names import collapsed, without_numbers
 
 Reasons = tuple[tuple[str, str], ...]
-Kernels = Mapping[str, Owned[KernelSpec]]
 # How reasons begin where a kernel should have worked and did not (`kernel_binding`, `verdicts`).
 _FAILED = "failed "
 
@@ -29,6 +28,7 @@ _FAILED = "failed "
 class SegmentRow:
     """The kernel of a range of rows. cost: microseconds at its fewest rows, None for a reference kernel.
 
+    modelled_for: the card that the cost is an estimate for; None where it is measured or nobody says.
     state: as in `kernel_facts.KernelFacts`. lost: why each other kernel of the op is not used there.
     """
 
@@ -38,6 +38,7 @@ class SegmentRow:
     reference: bool
     cost: float | None
     measured: bool
+    modelled_for: str | None
     state: str | None
     lost: Reasons
 
@@ -117,6 +118,7 @@ class ExplainRow:
                     "layout": segment.layout,
                     "microseconds": segment.cost,
                     "measured": segment.measured,
+                    "modelled_for": segment.modelled_for,
                     "state": segment.state,
                     "lost": [{"kernel": name, "reason": reason} for name, reason in segment.lost],
                 }
@@ -205,7 +207,10 @@ def _row(checkpoint: Checkpoint, kernels: Kernels, group: PlannedGroup, device: 
         ),
         declared=tuple(dict.fromkeys(group.declared)),
         asked=group.asked,
-        not_fused=tuple((without_numbers(what), without_numbers(reason)) for what, reason in group.not_fused),
+        not_fused=tuple(
+            (without_numbers(what), without_numbers(reworded(what, reason, kernels)))
+            for what, reason in group.not_fused
+        ),
         assumes=group.assumes,
         segments=tuple(_segment(segment, kernels, device) for segment in group.plan.segments),
         stored=0,
@@ -224,17 +229,10 @@ def _segment(segment: Segment, kernels: Kernels, device: ReportDevice) -> Segmen
         reference=reference,
         cost=None if reference else best.cost,
         measured=best.measured,
+        modelled_for=None if owner is None or best.measured else modelled_for(kernel, owner.distribution),
         state=None if owner is None else state_on(kernel, owner.distribution, device),
-        lost=tuple((name, _reworded(name, reason, kernels)) for name, reason in segment.lost),
+        lost=tuple((name, reworded(name, reason, kernels)) for name, reason in segment.lost),
     )
-
-
-def _reworded(name: str, reason: str, kernels: Kernels) -> str:
-    """The reason; a reference kernel's cost is a way to say that it comes last."""
-    owner = kernels.get(name)
-    if owner is not None and owner.record.numerics == "reference" and " us modelled" in reason:
-        return "the reference, taken where nothing else serves"
-    return reason
 
 
 def _gathered(row: ExplainRow, sides: Sequence[Sequence[PlannedGroup]]) -> ExplainRow:

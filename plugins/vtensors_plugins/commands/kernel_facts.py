@@ -19,6 +19,8 @@ from vtensors_plugins.commands.device_option import ReportDevice
 _ACTIVATIONS = ("16bit", "fp4", "fp8-static", "fp8-dynamic")
 _DTYPES = ("bfloat16", "float16", "float32")
 _OP_NAMES = tuple(op.name for op in OPS)
+# The card that the cost models of this distribution's kernels were fitted to, whatever the target.
+MODELLED_FOR = "an H200"
 # Stands for "anything that dequantises".
 _ANY_SCHEME = "bf16"
 
@@ -95,6 +97,11 @@ def state_on(kernel: KernelSpec, distribution: str, device: ReportDevice) -> str
     """The state of a compiled kernel of this distribution on the device's target, None where there is none."""
     plain = "portable" in kernel.targets or specificity(kernel.targets, _request(kernel, device)) is None
     return None if plain or distribution != OWN_DISTRIBUTION else device.state
+
+
+def modelled_for(kernel: KernelSpec, distribution: str) -> str | None:
+    """The card that the kernel's cost model estimates for; None where that is not known, or it only orders."""
+    return None if kernel.numerics == "reference" or distribution != OWN_DISTRIBUTION else MODELLED_FOR
 
 
 def applies_to(kernel: KernelSpec, scheme: str) -> bool:

@@ -15,9 +15,9 @@ from vtensors_kernels.compiling.cubin_cache import default_cache_folder
 from vtensors_kernels.compiling.nvrtc import Toolkit, find_toolkit
 from vtensors_plugins.commands.device_option import ReportDevice, report_device
 from vtensors_plugins.commands.kernel_facts import KernelFacts, kernel_facts
+from vtensors_plugins.commands.kernel_lists import refused_lines, serving_lines
 from vtensors_plugins.commands.schemes_table import hanging
 
-_COLUMNS = ("kernel", "op", "schemes", "rows", "layout", "targets", "from", "state")
 # Folder below the cache folder and what ends the names of its entries.
 _CACHES = {"cubin": ".cubin", "verdicts": ""}
 
@@ -64,18 +64,18 @@ def find_compiler(device: ReportDevice) -> Compiler:
 def text_lines(
     device: ReportDevice, compiler: Compiler, facts: Sequence[KernelFacts], width: int
 ) -> list[str]:
-    """What the command prints: device, compiler, cache, a row per kernel, and why each other one cannot serve."""
+    """What the command prints: device, compiler, cache, a row per kernel, and why the others cannot serve."""
     lines = [hanging("device    ", device.headline(), width)]
     if device.note:
         lines.append(hanging("          ", device.note, width))
     lines.append(hanging("compiler  ", _compiler_words(compiler), width))
-    lines.append(f"cache     {default_cache_folder()} ({', '.join(_cache_words(default_cache_folder()))})")
-    lines += ["", *_table([_COLUMNS, *(_row(entry) for entry in facts if entry.reason is None)])]
+    folder = default_cache_folder()
+    lines.append(hanging("cache     ", f"{folder} ({', '.join(_cache_words(folder))})", width))
+    lines += serving_lines([entry for entry in facts if entry.reason is None], width)
     refused = [entry for entry in facts if entry.reason is not None]
     if refused:
-        lines += ["", f"cannot serve {device.target}:"]
-        lines += [hanging(f"  {entry.kernel.name}  ", str(entry.reason), width) for entry in refused]
-    return lines
+        lines += ["", f"cannot serve {device.target}:", *refused_lines(refused, width)]
+    return [line for several in lines for line in several.split("\n")]
 
 
 def _compiler_words(compiler: Compiler) -> str:
@@ -98,27 +98,6 @@ def _cache_counts(folder: Path) -> dict[str, int]:
         except OSError:
             counts[name] = 0
     return counts
-
-
-def _row(entry: KernelFacts) -> tuple[str, ...]:
-    kernel = entry.kernel
-    return (
-        kernel.name,
-        kernel.op,
-        "all" if "*" in kernel.schemes else ", ".join(kernel.schemes),
-        entry.rows,
-        kernel.layout,
-        ", ".join(kernel.targets),
-        entry.plugin if entry.plugin == entry.distribution else f"{entry.plugin} ({entry.distribution})",
-        entry.state or "-",
-    )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _json_of(device: ReportDevice, compiler: Compiler, facts: Sequence[KernelFacts]) -> dict[str, Any]:

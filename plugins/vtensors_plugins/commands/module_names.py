@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+# A whole part of a dotted name; not the end of a range such as `1..32`.
+_NUMBER = re.compile(r"(?<=[^.]\.)\d+(?=\.|$)")
 _MOST_RANGES = 3
 
 

@@ -9,7 +9,7 @@ from typing import Any
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _GAP = "  "
 # Joins a part with its count, so that a line never breaks between them; shown as a blank.
-_TIED = "\N{NO-BREAK SPACE}"
+TIED = "\N{NO-BREAK SPACE}"
 _HEADS = ("scheme", "convention", "declared", "executed", "modules", "size")
 _NUMBERS = ("modules", "size")
 
@@ -33,7 +33,7 @@ def hanging(head: str, sentence: str, width: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return head + f"\n{' ' * len(head)}".join(lines).replace(_TIED, " ")
+    return head + f"\n{' ' * len(head)}".join(lines).replace(TIED, " ")
 
 
 def schemes_table(rows: Sequence[Mapping[str, Any]], width: int) -> str:
@@ -75,6 +75,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _parts(row: Mapping[str, Any]) -> str:
-    parts = ", ".join(f"{name}{_TIED}{count:,}" for name, count in row.get("parts", {}).items())
+    parts = ", ".join(f"{name}{TIED}{count:,}" for name, count in row.get("parts", {}).items())
     words = ", ".join(row.get("algorithms", ()))
     return ": ".join(text for text in (words, parts) if text)

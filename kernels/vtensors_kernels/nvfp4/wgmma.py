@@ -8,20 +8,17 @@ from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
 from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
 from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm, choose_form, width_of
+from vtensors_kernels.nvfp4.wgmma_launches import PERMUTE, WgmmaLaunches, make_launches
 
-LINEAR, PERMUTE = "sm90/linear_nvfp4_wgmma.cu", "sm90/permute_activations.cu"
+LINEAR = "sm90/linear_nvfp4_wgmma.cu"
 EPILOGUES = {"linear": 0, "linears": 0, "linear_add": 1, "linear_swiglu": 2}
 MAX_TOKENS = WIDTHS[-1]
 HALVES = (torch.bfloat16, torch.float16)
 # The output rounds to 8 (bfloat16) or 11 bits; a wrong scale, place or order is off by far more.
 TOLERANCE = 4e-3
-# As many small blocks as fit beside those of a linear that is still at work.
-_PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
 _FORMS = tuple(
     WgmmaForm(tokens=width, warpgroups=groups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots)
     for width in WIDTHS
@@ -91,15 +88,6 @@ class WgmmaWorkspace:
         self.partials.fill_(255)
 
 
-@attrs.frozen(kw_only=True)
-class _Width:
-    """The two launches for products of one width."""
-
-    form: WgmmaForm
-    permute: Launch
-    multiply: Launch
-
-
 class WgmmaLinear:
     """call(x, residual=None) -> y for one packed matrix; the ops `linear`, `linears`, `linear_add`, `linear_swiglu`.
 
@@ -129,7 +117,7 @@ class WgmmaLinear:
         if not forms:
             count = torch.cuda.get_device_properties(device).multi_processor_count
             forms = tuple(choose_form(n, k, width, count) for width in WIDTHS if least <= width <= most)
-        made = {form.tokens: self._width(form, EPILOGUES[epilogue]) for form in forms}
+        made = {form.tokens: self._launches(form, EPILOGUES[epilogue]) for form in forms}
         self._by_tokens = [
             next((made[w] for w in sorted(made) if w >= m), None) for m in range(MAX_TOKENS + 1)
         ]
@@ -138,9 +126,8 @@ class WgmmaLinear:
             partials=max(form.partial_bytes for form in forms),
             counters=row_tiles(n),
         )
-        bias, pre_scale = packed.bias, packed.pre_scale
-        self._bias = 0 if bias is None else bias.data_ptr()
-        self._pre_scale = 0 if pre_scale is None else pre_scale.data_ptr()
+        # The kernel reads weights before it waits for its predecessor, so they must be there for good.
+        torch.cuda.current_stream(device).synchronize()
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x: [M, K] of the dtype; residual: [M, N] for linear_add. [M, N], or [M, N / 2] for linear_swiglu."""
@@ -163,60 +150,16 @@ class WgmmaLinear:
                 raise RequestError(
                     "residual does not fit", seen=str(tuple(residual.shape)), accepted=f"{m, n}"
                 )
-        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-            x = x.contiguous() if not x.is_contiguous() else x.clone()
-        steps, work, packed = column_steps(k), self.workspace, self.packed
-        stream, staged = torch.cuda.current_stream(x.device).cuda_stream, work.staged.data_ptr()
-        width.permute.call(stream, x.data_ptr(), self._pre_scale, staged, x.stride(0), m, k, steps)
-        width.multiply.call(
-            stream,
-            packed.blocks.data_ptr(),
-            staged,
-            packed.row_scale.data_ptr(),
-            self._bias,
-            0 if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            work.partials.data_ptr(),
-            work.counters.data_ptr(),
-            n,
-            steps,
-            m,
-        )
+        width.run(x, residual, out, self.workspace)
         return out
 
     def _accepted(self) -> str:
         served = [m for m, width in enumerate(self._by_tokens) if m and width]
         return f"[{served[0]}..{served[-1]}, {self.packed.shape[1]}] {self.dtype}"
 
-    def _width(self, form: WgmmaForm, epilogue: int) -> _Width:
-        (n, k), index = self.packed.shape, self.packed.blocks.device.index or 0
-        form = form.fitted(n, k)
-        as_float16 = int(self.dtype == torch.float16)
-        permute = compiled_function(
-            PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, "VT_F16": as_float16}
-        )
-        defines = {**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue}
-        shared = form.shared_bytes
-        multiply = compiled_function(LINEAR, "linear_nvfp4_wgmma", index, defines, shared)
-        threads = 8 * form.tokens * column_steps(k)
-        return _Width(
-            form=form,
-            permute=Launch(
-                function=permute,
-                grid=(min(-(-threads // _PERMUTE_THREADS), _PERMUTE_BLOCKS), 1, 1),
-                block=(_PERMUTE_THREADS, 1, 1),
-                arguments=7,
-                dependent=True,
-            ),
-            multiply=Launch(
-                function=multiply,
-                grid=(form.blocks, 1, 1),
-                block=(form.threads, 1, 1),
-                arguments=11,
-                shared_bytes=shared,
-                dependent=True,
-            ),
-        )
+    def _launches(self, form: WgmmaForm, epilogue: int) -> WgmmaLaunches:
+        form = form.fitted(*self.packed.shape)
+        return make_launches(LINEAR, "linear_nvfp4_wgmma", form, self.packed, self.dtype, epilogue)
 
 
 def probe_wgmma(

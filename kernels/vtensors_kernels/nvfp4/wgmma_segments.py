@@ -5,17 +5,15 @@ Bit for bit the results of `StreamLinear`, so that a row's bits stay the same fr
 
 from __future__ import annotations
 
-import attrs
 import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
-from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
-from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, output_for
+from vtensors_kernels.nvfp4.activations import check_x, output_for
 from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
-from vtensors_kernels.nvfp4.wgmma import EPILOGUES, PERMUTE, WgmmaWorkspace, random_weight
+from vtensors_kernels.nvfp4.wgmma import EPILOGUES, WgmmaWorkspace, random_weight
+from vtensors_kernels.nvfp4.wgmma_launches import PERMUTE, WgmmaLaunches, make_launches
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
     MAX_TOKENS,
     WIDTHS,
@@ -25,8 +23,6 @@ from vtensors_kernels.nvfp4.wgmma_segments_form import (
 )
 
 SOURCE, FUNCTION = "sm90/linear_nvfp4_wgmma_segments.cu", "linear_nvfp4_wgmma_segments"
-# As many small blocks as fit beside those of a linear that is still at work.
-_PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
 INSTANTIATIONS = tuple(
     Instantiation(
         source=SOURCE,
@@ -52,14 +48,6 @@ INSTANTIATIONS = tuple(
     for width in WIDTHS
     for as_float16 in (0, 1)
 )
-
-
-@attrs.frozen(kw_only=True)
-class _Launches:
-    """The two launches of one form."""
-
-    permute: Launch
-    multiply: Launch
 
 
 class WgmmaSegments:
@@ -100,9 +88,6 @@ class WgmmaSegments:
             partials=max(form.node_bytes for form in self.forms),
             counters=row_tiles(n),
         )
-        bias, pre_scale = packed.bias, packed.pre_scale
-        self._bias = 0 if bias is None else bias.data_ptr()
-        self._pre_scale = 0 if pre_scale is None else pre_scale.data_ptr()
         # The kernel reads weights before it waits for its predecessor, so they must be there for good.
         torch.cuda.current_stream(self._device).synchronize()
 
@@ -111,8 +96,8 @@ class WgmmaSegments:
 
         x: [M, K] of the dtype, M <= 32, any strides. residual: [M, N], with linear_add. out: to write into.
         """
-        (n, k), m = self.packed.shape, x.shape[0]
-        check_x(x, k=k, dtype=self.dtype)
+        m = x.shape[0]
+        check_x(x, k=self.packed.shape[1], dtype=self.dtype)
         launches = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
         if launches is None:
             raise RequestError(
@@ -131,50 +116,11 @@ class WgmmaSegments:
                     accepted=f"{self.dtype} {list(out.shape)}",
                 )
             residual = residual.contiguous() if residual.data_ptr() % 4 == 0 else residual.clone()
-        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-            x = x.contiguous() if not x.is_contiguous() else x.clone()
-        steps, work, packed = column_steps(k), self.workspace, self.packed
-        stream, staged = torch.cuda.current_stream(self._device).cuda_stream, work.staged.data_ptr()
-        launches.permute.call(stream, x.data_ptr(), self._pre_scale, staged, x.stride(0), m, k, steps)
-        launches.multiply.call(
-            stream,
-            packed.blocks.data_ptr(),
-            staged,
-            packed.row_scale.data_ptr(),
-            self._bias,
-            0 if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            work.partials.data_ptr(),
-            work.counters.data_ptr(),
-            n,
-            steps,
-            m,
-        )
+        launches.run(x, residual, out, self.workspace)
         return out
 
-    def _made(self, form: SegmentsForm, epilogue: int) -> _Launches:
-        k, index, f16 = self.packed.shape[1], self._device.index or 0, dtype_defines(self.dtype)
-        permute = compiled_function(PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, **f16})
-        defines, shared = {**form.defines, **f16, "VT_EPILOGUE": epilogue}, form.shared_bytes
-        multiply = compiled_function(SOURCE, FUNCTION, index, defines, shared)
-        threads = 8 * form.tokens * column_steps(k)
-        return _Launches(
-            permute=Launch(
-                function=permute,
-                grid=(min(-(-threads // _PERMUTE_THREADS), _PERMUTE_BLOCKS), 1, 1),
-                block=(_PERMUTE_THREADS, 1, 1),
-                arguments=7,
-                dependent=True,
-            ),
-            multiply=Launch(
-                function=multiply,
-                grid=(form.blocks, 1, 1),
-                block=(form.threads, 1, 1),
-                arguments=11,
-                shared_bytes=shared,
-                dependent=True,
-            ),
-        )
+    def _made(self, form: SegmentsForm, epilogue: int) -> WgmmaLaunches:
+        return make_launches(SOURCE, FUNCTION, form, self.packed, self.dtype, epilogue)
 
 
 def probe_wgmma_segments(

@@ -116,7 +116,7 @@ def use_image(image: bytes, linears: list[WgmmaLinear], tokens: int, form: Wgmma
         width = linear._by_tokens[tokens]
         launch = Launch(
             function=function,
-            grid=(width.form.blocks, 1, 1),
+            grid=width.multiply.grid,
             block=(form.threads, 1, 1),
             arguments=11,
             shared_bytes=form.shared_bytes,

@@ -51,6 +51,7 @@ class Rule:
 # and the work that whole row tiles leave to some SMs only.
 _MOST_ROWS = Rule(1, 8, 4, 2, 1, grids=2)
 _MANY_ROWS = Rule(1, 8, 2, 2, 1, slot_rounds=2)
+_MANY_ROWS_TOKENS = Rule(1, 8, 2, 2, 1, slot_rounds=2, grids=2)
 _UNEVEN_ROWS = Rule(2, 8, 2, 2, 1)
 _ONE_TILE = Rule(2, 12, 3, 1, 1)
 _ONE_TILE_ALONE = Rule(1, 16, 4, 1, 1)
@@ -71,6 +72,8 @@ _ALONE = {
     2: (Rule(1, 8, 1, 1, 2, slot_rounds=2),),
     4: (Rule(1, 8, 1, 1, 4, slot_rounds=2),),
 }
+# Tokens from which most rows are better off with the form of eight.
+_SOME_TOKENS = 3
 # Row tiles per SM: two blocks of each SM pay; one block of each does; fewer than an SM has warps for.
 _MOST, _MANY, _FEW = 12, 6, 0.6
 # Most that whole row tiles may leave idle, as a factor, before a cluster is better; column steps of a long segment.
@@ -218,7 +221,8 @@ def rules_of(target: str) -> tuple[Rule, ...]:
     if target not in _CLUSTERED:
         return tuple(rule for rules in _ALONE.values() for rule in rules)
     preferred = (
-        *(_MOST_ROWS, _MANY_ROWS, _UNEVEN_ROWS, _ONE_TILE, _ONE_TILE_ALONE, _ONE_TILE_HALF),
+        *(_MOST_ROWS, _MANY_ROWS, _MANY_ROWS_TOKENS, _UNEVEN_ROWS),
+        *(_ONE_TILE, _ONE_TILE_ALONE, _ONE_TILE_HALF),
         *(_TWO_TILES, _TWO_TILES_MOST, _FOUR_TILES_SHORT, _FOUR_TILES_MANY),
     )
     every = (*preferred, *(rule for rules in _FALLBACKS.values() for rule in rules))
@@ -247,7 +251,9 @@ def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str) -> tup
             return (_ONE_TILE,)
         return (_ONE_TILE_ALONE,) if rows > _MANY or rows < _FEW else (_ONE_TILE_HALF,)
     if most:
-        return (_MOST_ROWS,)
+        return (_MOST_ROWS,) if m < _SOME_TOKENS else (_ONE_TILE,)
+    if rows >= _MANY and m > 1:
+        return (_MANY_ROWS_TOKENS, _ONE_TILE)
     if rows > 1 and -(-rows // 1) / rows > _UNEVEN:
         return (_ONE_TILE,) if long else (_UNEVEN_ROWS, _ONE_TILE)
     return (_MANY_ROWS,)

@@ -26,7 +26,7 @@ def test_a_step_of_an_op_that_no_kernel_computes_on_the_scheme_says_so() -> None
     lines = text_lines(explained(checkpoint, report_device(None, "sm_90a")), 200)
     steps = [index for index, line in enumerate(lines) if "linear, a step of norm_linears" in line]
     assert steps
-    assert lines[steps[-1] + 1].strip() == "linears: no kernel computes it on bf16 weights"
+    assert lines[steps[-1] + 1].strip() == "norm_linears: no kernel computes it on bf16 weights"
     for index in (i for i, line in enumerate(lines) if ", a step of " in line):
         assert lines[index + 1].startswith(" " * 16), lines[index : index + 2]
 

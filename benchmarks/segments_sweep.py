@@ -20,10 +20,10 @@ from torch import Tensor
 from wgmma_sweep import ROTATED, SHAPES, microseconds, supervise, weight
 
 from vtensors_kernels.compiling.functions import Wanted, compile_many
-from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.nvfp4.packed import FORMAT, PackedNVFP4
 from vtensors_kernels.nvfp4.stream import StreamLinear
 from vtensors_kernels.nvfp4.wgmma import WgmmaWorkspace
-from vtensors_kernels.nvfp4.wgmma_segments import FUNCTION, SOURCE, WgmmaSegments
+from vtensors_kernels.nvfp4.wgmma_segments import WgmmaSegments
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
     SegmentsForm,
     candidates,
@@ -31,6 +31,7 @@ from vtensors_kernels.nvfp4.wgmma_segments_form import (
     modelled_time,
 )
 
+SOURCE, FUNCTION = FORMAT.segments or ("", "")
 LARGE = ("gate_up", "down", "in_qkvz", "attn_qkv", "o_out", "lm_head")
 # Other rings of each number of warpgroups.
 RINGS = {2: [(2, 6), (4, 4)], 3: [(2, 4), (3, 3)], 4: [(2, 3), (2, 2)], 5: []}

@@ -13,13 +13,15 @@ class PackedFormat:
     """A packed layout of blocks of 16 rows x 128 columns.
 
     block_bytes: of a block, a multiple of 16. stream: source and function of the kernel that multiplies a few tokens;
-    widen: of the one that writes rows in 16 bits. defines: macros that both are compiled with, beyond their own.
+    widen: of the one that writes rows in 16 bits; segments: of the one by warpgroup products with the sums of `stream`,
+    None where there is none. defines: macros that all are compiled with, beyond their own.
     most_tokens: of a call that streams, in one launch or several.
     """
 
     block_bytes: int
     stream: tuple[str, str]
     widen: tuple[str, str]
+    segments: tuple[str, str] | None = None
     defines: tuple[tuple[str, int], ...] = ()
     most_tokens: int = 32
 

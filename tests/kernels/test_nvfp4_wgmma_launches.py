@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from vtensors_kernels.compiling.sources import load_source
-from vtensors_kernels.nvfp4 import wgmma, wgmma_launches, wgmma_segments, wgmma_segments_form
-from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.fp8.packed import Scales
+from vtensors_kernels.nvfp4 import wgmma, wgmma_launches, wgmma_segments_form
+from vtensors_kernels.nvfp4.packed import FORMAT, PackedNVFP4
 from vtensors_kernels.nvfp4.wgmma_form import WgmmaForm
 
 N, K, M = 40, 272, 5
@@ -59,11 +60,15 @@ def _packed() -> PackedNVFP4:
 
 FORMS = [
     (wgmma.LINEAR, WgmmaForm(tokens=64, warpgroups=2, cluster=1, blocks=2, chunk=4, slots=3)),
-    (wgmma_segments.SOURCE, next(wgmma_segments_form.compiled_forms(32))),
+    *(
+        (layout.segments[0], next(wgmma_segments_form.compiled_forms(32, layout.block_bytes)))
+        for layout in (FORMAT, Scales.ROWS.format)
+        if layout.segments
+    ),
 ]
 
 
-@pytest.mark.parametrize(("source", "form"), FORMS, ids=["wgmma", "segments"])
+@pytest.mark.parametrize(("source", "form"), FORMS, ids=["wgmma", "segments", "fp8"])
 def test_each_parameter_of_both_kernels_gets_what_its_name_says(
     source: str, form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

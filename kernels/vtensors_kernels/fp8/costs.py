@@ -18,6 +18,8 @@ from vtensors_kernels.nvfp4.stream_form import MAX_TOKENS, serves
 # token beyond 8 for each MB: products and activations then take longer than the bytes.
 _PER_MB, _START, _TOKEN, _TOKEN_PER_MB = 0.222, 2.5, 0.25, 0.005
 _NORM_START, _NORM_TOKEN, _PICK = 1.0, 0.05, 1.5
+# Products by warpgroups, 32 rows in two launches.
+_SEGMENTS_START, _SEGMENTS_PER_MB = 9.2, 0.22
 # The widened rows are written and read; then cuBLAS: FLOPs a microsecond.
 _WIDENING_START, _WIDENED_BYTES, _COPY_PER_MB, _FLOPS = 10.0, 4.0, 1 / 3.5, 6.5e8
 _NORM_LAUNCH, _ARGMAX_LAUNCH = 2.0, 4.0
@@ -38,6 +40,14 @@ def stream_cost(request: KernelRequest) -> float:
         launch += _NORM_START + _NORM_TOKEN * each
     pick = _PICK if request.op == "linear_argmax" else 0.0
     return (-(-m // most) * launch + pick) * _copies(request)
+
+
+def wgmma_segments_cost(request: KernelRequest) -> float:
+    """`linear_fp8_wgmma_segments`, 17..32 rows, and `linear_fp8_wgmma_segments_in_parts` beyond."""
+    launch = _SEGMENTS_START + _SEGMENTS_PER_MB * _megabytes(request)
+    apart = _NORM_LAUNCH if request.op.startswith("norm_") else 0.0
+    apart += _ARGMAX_LAUNCH if request.op == "linear_argmax" else 0.0
+    return (-(-request.tokens[0] // MAX_TOKENS) * launch + apart) * _copies(request)
 
 
 def packed_widening_cost(request: KernelRequest) -> float:
@@ -61,5 +71,5 @@ def _copies(request: KernelRequest) -> float:
 
 # Kernel -> its model.
 COSTS: Mapping[str, Callable[[KernelRequest], float]] = MappingProxyType(
-    {"stream": stream_cost, "packed_widening": packed_widening_cost}
+    {"stream": stream_cost, "wgmma_segments": wgmma_segments_cost, "packed_widening": packed_widening_cost}
 )

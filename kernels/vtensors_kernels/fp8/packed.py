@@ -13,6 +13,7 @@ LAYOUT = "fp8-packed"
 # The same blocks with the rows of gate and up interleaved: what a SwiGLU reads, and nothing else.
 PAIRED_LAYOUT = "fp8-packed-pairs"
 CODE_BYTES = 2048
+_SEGMENTS = "sm90/linear_fp8_wgmma_segments.cu", "linear_fp8_wgmma_segments"
 # Of a call: twice the streaming kernel's, which is still faster than widening.
 MAX_TOKENS = 64
 
@@ -41,6 +42,7 @@ class Scales(enum.Enum):
             block_bytes=self.block_bytes,
             stream=("common/linear_fp8_stream.cu", "linear_fp8_stream"),
             widen=("common/dequantize_packed_fp8.cu", "dequantize_packed_fp8"),
+            segments=None if self is Scales.STEPS else _SEGMENTS,
             defines=(("VT_SCALES", self.value),),
             most_tokens=MAX_TOKENS,
         )

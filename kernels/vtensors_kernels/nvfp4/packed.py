@@ -17,6 +17,7 @@ FORMAT = PackedFormat(
     block_bytes=BLOCK_BYTES,
     stream=("common/linear_nvfp4_stream.cu", "linear_nvfp4_stream"),
     widen=("common/dequantize_packed_nvfp4.cu", "dequantize_packed_nvfp4"),
+    segments=("sm90/linear_nvfp4_wgmma_segments.cu", "linear_nvfp4_wgmma_segments"),
 )
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.launch import Launch
 from vtensors_kernels.nvfp4.activations import dtype_defines
-from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps
+from vtensors_kernels.nvfp4.packed import column_steps
+from vtensors_kernels.packed_matrix import PackedMatrix
 
 PERMUTE = "sm90/permute_activations.cu"
 # As many small blocks as fit beside those of a linear that is still at work.
@@ -62,7 +63,7 @@ class Workspace(Protocol):
 class WgmmaLaunches:
     """Both launches of one form for one packed matrix."""
 
-    packed: PackedNVFP4
+    packed: PackedMatrix
     permute: Launch
     multiply: Launch
 
@@ -91,12 +92,12 @@ class WgmmaLaunches:
 
 
 def make_launches(
-    source: str, function: str, form: Form, packed: PackedNVFP4, dtype: torch.dtype, epilogue: int
+    source: str, function: str, form: Form, packed: PackedMatrix, dtype: torch.dtype, epilogue: int
 ) -> WgmmaLaunches:
     """The launches of a form that fits the matrix. Errors: CompileError, LaunchError."""
     index, f16, shared = packed.blocks.device.index or 0, dtype_defines(dtype), form.shared_bytes
     permute = compiled_function(PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, **f16})
-    defines = {**form.defines, **f16, "VT_EPILOGUE": epilogue}
+    defines = {**form.defines, **f16, "VT_EPILOGUE": epilogue, **dict(packed.format.defines)}
     threads = 8 * form.tokens * column_steps(packed.shape[1])
     return WgmmaLaunches(
         packed=packed,

@@ -1,9 +1,12 @@
-"""y = x @ W.T for packed NVFP4 weights and up to 32 tokens on sm_90a by warpgroup products.
+"""y = x @ W.T for a packed matrix and up to 32 tokens on sm_90a by warpgroup products.
 
-Bit for bit the results of `StreamLinear`, so that a row's bits stay the same from 1 to 32 tokens.
+Bit for bit the results of `StreamLinear`, so that a row's bits stay the same from 1 to 32 tokens. More tokens
+are several launches.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.nvfp4.activations import check_x, output_for
-from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
+from vtensors_kernels.nvfp4.packed import FORMAT, column_steps, row_tiles
 from vtensors_kernels.nvfp4.wgmma import EPILOGUES, WgmmaWorkspace, random_weight
 from vtensors_kernels.nvfp4.wgmma_launches import PERMUTE, WgmmaLaunches, make_launches
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
@@ -21,23 +24,41 @@ from vtensors_kernels.nvfp4.wgmma_segments_form import (
     choose_form,
     compiled_forms,
 )
+from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
 
-SOURCE, FUNCTION = "sm90/linear_nvfp4_wgmma_segments.cu", "linear_nvfp4_wgmma_segments"
-INSTANTIATIONS = tuple(
-    Instantiation(
-        source=SOURCE,
-        function=FUNCTION,
-        defines={**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue},
-        targets=("sm_90a",),
-        hot=True,
-        expects=("wgmma", "bulk_copy"),
-        shared_bytes=form.shared_bytes,
+
+def instantiations(packed: PackedFormat) -> tuple[Instantiation, ...]:
+    """Every form, format of activations and epilogue for a packed layout."""
+    source, function = _kernel(packed)
+    return tuple(
+        Instantiation(
+            source=source,
+            function=function,
+            defines={
+                **form.defines,
+                "VT_F16": as_float16,
+                "VT_EPILOGUE": epilogue,
+                **dict(packed.defines),
+            },
+            targets=("sm_90a",),
+            hot=True,
+            expects=("wgmma", "bulk_copy"),
+            shared_bytes=form.shared_bytes,
+        )
+        for width in WIDTHS
+        for form in compiled_forms(width, packed.block_bytes)
+        for as_float16 in (0, 1)
+        for epilogue in (0, 1, 2)
     )
-    for width in WIDTHS
-    for form in compiled_forms(width)
-    for as_float16 in (0, 1)
-    for epilogue in (0, 1, 2)
-) + tuple(
+
+
+def _kernel(packed: PackedFormat) -> tuple[str, str]:
+    if packed.segments is None:
+        raise RequestError("no kernel by warpgroup products reads this layout", seen=packed.stream[1])
+    return packed.segments
+
+
+INSTANTIATIONS = instantiations(FORMAT) + tuple(
     Instantiation(
         source=PERMUTE,
         function="permute_activations",
@@ -62,7 +83,7 @@ class WgmmaSegments:
 
     def __init__(
         self,
-        packed: PackedNVFP4,
+        packed: PackedMatrix,
         dtype: torch.dtype,
         epilogue: str = "linear",
         *,
@@ -77,7 +98,8 @@ class WgmmaSegments:
         self.workspace = workspace or WgmmaWorkspace(device=self._device)
         if not forms:
             count = torch.cuda.get_device_properties(self._device).multi_processor_count
-            forms = tuple(choose_form(*(shape or (n, k)), width, count) for width in WIDTHS)
+            size = packed.format.block_bytes
+            forms = tuple(choose_form(*(shape or (n, k)), width, count, size) for width in WIDTHS)
         self.forms = tuple(form.fitted(n) for form in dict.fromkeys(forms))
         made = [(form.tokens, self._made(form, EPILOGUES[epilogue])) for form in self.forms]
         self._by_tokens = [
@@ -94,15 +116,12 @@ class WgmmaSegments:
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """[M, N] of the dtype, [M, N / 2] for linear_swiglu; rounded once; on torch's current stream.
 
-        x: [M, K] of the dtype, M <= 32, any strides. residual: [M, N], with linear_add. out: to write into.
+        x: [M, K] of the dtype, M <= 32 (or the format's `most_tokens`), any strides. residual: [M, N], with linear_add. out: to write into.
         """
-        m = x.shape[0]
+        m, most = x.shape[0], max(MAX_TOKENS, self.packed.format.most_tokens)
         check_x(x, k=self.packed.shape[1], dtype=self.dtype)
-        launches = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
-        if launches is None:
-            raise RequestError(
-                "too many or no tokens for this kernel", seen=str(m), accepted=f"1..{MAX_TOKENS}"
-            )
+        if not 1 <= m <= most or self._by_tokens[min(m, MAX_TOKENS)] is None:
+            raise RequestError("too many or no tokens for this kernel", seen=str(m), accepted=f"1..{most}")
         out = output_for(x, (m, self.out_features), self.dtype, out)
         if out.data_ptr() % 4:
             raise RequestError("the output must be aligned to 4 bytes")
@@ -116,30 +135,44 @@ class WgmmaSegments:
                     accepted=f"{self.dtype} {list(out.shape)}",
                 )
             residual = residual.contiguous() if residual.data_ptr() % 4 == 0 else residual.clone()
-        launches.run(x, residual, out, self.workspace)
+        for first in range(0, m, MAX_TOKENS):
+            rows = slice(first, first + MAX_TOKENS)
+            launches = self._by_tokens[min(m - first, MAX_TOKENS)]
+            if launches is not None:
+                own = None if residual is None else residual[rows]
+                launches.run(x[rows], own, out[rows], self.workspace)
         return out
 
     def _made(self, form: SegmentsForm, epilogue: int) -> WgmmaLaunches:
-        return make_launches(SOURCE, FUNCTION, form, self.packed, self.dtype, epilogue)
+        return make_launches(*_kernel(self.packed.format), form, self.packed, self.dtype, epilogue)
 
 
 def probe_wgmma_segments(
-    shape: tuple[int, int], dtype: torch.dtype, epilogue: str, device: torch.device, tokens: tuple[int, int]
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    epilogue: str,
+    device: torch.device,
+    tokens: tuple[int, int],
+    matrix: Callable[[int, bool], PackedMatrix] | None = None,
 ) -> None:
     """Launch what (N, K) would be given, on fewer rows, with poisoned memory.
 
+    matrix: (N, paired) -> a random packed matrix of K columns on the device; NVFP4 where it is None.
     Raises VtensorsError unless the results are bit for bit those of StreamLinear.
     """
     from vtensors_kernels.nvfp4.repack import pack
     from vtensors_kernels.nvfp4.stream import StreamLinear
 
-    count = torch.cuda.get_device_properties(device).multi_processor_count
-    paired = epilogue == "linear_swiglu"
-    for m in sorted({max(tokens[0], min(width, tokens[1])) for width in WIDTHS}):
-        form = choose_form(*shape, m, count)
-        rows = min(shape[0], form.warps * form.cluster * 16 + 40)
+    def nvfp4(rows: int, paired: bool) -> PackedMatrix:
         parts = [random_weight(rows // 2 if paired else rows, shape[1], device, seed) for seed in (1, 2)]
-        packed = pack(parts if paired else parts[:1], paired=paired)
+        return pack(parts if paired else parts[:1], paired=paired)
+
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    paired, make = epilogue == "linear_swiglu", matrix or nvfp4
+    block_bytes = make(16, paired).format.block_bytes
+    for m in sorted({min(max(tokens[0], min(width, tokens[1])), MAX_TOKENS) for width in WIDTHS}):
+        form = choose_form(*shape, m, count, block_bytes)
+        packed = make(min(shape[0], form.warps * form.cluster * 16 + 40), paired)
         linear = WgmmaSegments(packed, dtype, epilogue, forms=(form,))
         x = torch.linspace(-3, 3, m * shape[1], device=device).cos().reshape(m, -1).to(dtype)
         out = torch.full((m, linear.out_features), float("nan"), dtype=dtype, device=device)
@@ -150,13 +183,13 @@ def probe_wgmma_segments(
             ours = linear(x, residual, out)
             if not torch.equal(ours, wanted) or wanted.isnan().any():
                 raise VtensorsError(
-                    "the self-test failed: other bits than linear_nvfp4_stream",
+                    "the self-test failed: other bits than the streaming kernel",
                     seen=f"{int((ours != wanted).sum())} of {wanted.numel()} differ at M = {m}",
                 )
             out.fill_(float("nan"))
 
 
-def _require(packed: PackedNVFP4, epilogue: str) -> None:
+def _require(packed: PackedMatrix, epilogue: str) -> None:
     if epilogue not in EPILOGUES:
         raise RequestError("no such variant", seen=epilogue, accepted=", ".join(EPILOGUES))
     if packed.paired != (epilogue == "linear_swiglu"):

@@ -1,4 +1,4 @@
-"""Compile-time forms of `linear_nvfp4_wgmma_segments` and which one serves a shape; needs neither torch nor a GPU.
+"""Compile-time forms of `linear_*_wgmma_segments` and which one serves a shape; needs neither torch nor a GPU.
 
 A row's bits are the same in every form, so the choice may depend on anything.
 """
@@ -17,9 +17,10 @@ WIDTHS = (24, 32)
 MAX_TOKENS = WIDTHS[-1]
 # Segments of a row's sum, as in `cuda/include/stream_layout.cuh`.
 SEGMENTS = 8
-# Warpgroups of a block -> column steps of a weight copy, copies a warp has room for.
-# Five warpgroups leave too few registers, and clusters that share x were slower at every shape measured.
+# Warpgroups of a block -> column steps of a weight copy, copies a warp has room for; of blocks of 4-bit and of 8-bit
+# codes. Five warpgroups leave too few registers, and clusters that share x were slower at every shape measured.
 RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2)}
+WIDE_RINGS = {2: (4, 2), 3: (3, 2), 4: (2, 2)}
 _MAX_STAGES = 8
 CLUSTERS = (1,)
 # `cuda/include/segments_form.cuh`: nodes of the tree that a block may have to give away, that a warp keeps.
@@ -39,7 +40,7 @@ class SegmentsForm:
 
     tokens: of a product, from WIDTHS. warpgroups: of 64 rows each, in a block. cluster: blocks that share x.
     blocks: of the grid. chunk: column steps of a weight copy. slots: such copies of a warp. depth: words whose products
-    are in flight.
+    are in flight. block_bytes: of a packed block.
     """
 
     tokens: int
@@ -49,10 +50,11 @@ class SegmentsForm:
     chunk: int
     slots: int
     depth: int = 2
+    block_bytes: int = BLOCK_BYTES
 
     @property
     def defines(self) -> dict[str, int]:
-        """The macros of `cuda/sm90/linear_nvfp4_wgmma_segments.cu`, without format and epilogue."""
+        """The macros of `cuda/include/segments_form.cuh`, without format and epilogue."""
         return {
             "VT_TOKENS": self.tokens,
             "VT_WARPGROUPS": self.warpgroups,
@@ -95,7 +97,7 @@ class SegmentsForm:
 
     @property
     def _other_bytes(self) -> int:
-        ring = self.slots * (self.chunk * BLOCK_BYTES + 16)
+        ring = self.slots * (self.chunk * self.block_bytes + 16)
         return self.warps * (_KEPT_NODES * self._node_bytes + ring)
 
     def groups(self, n: int) -> int:
@@ -108,7 +110,9 @@ class SegmentsForm:
         return attrs.evolve(self, blocks=min(self.blocks // self.cluster, most) * self.cluster)
 
 
-def choose_form(n: int, k: int, tokens: int, multiprocessors: int) -> SegmentsForm:
+def choose_form(
+    n: int, k: int, tokens: int, multiprocessors: int, block_bytes: int = BLOCK_BYTES
+) -> SegmentsForm:
     """The form with the least modelled time for an n x k matrix, of any width that holds so many tokens.
 
     Errors: RequestError outside 1..32 tokens.
@@ -116,13 +120,15 @@ def choose_form(n: int, k: int, tokens: int, multiprocessors: int) -> SegmentsFo
     widths = [width for width in WIDTHS if 1 <= tokens <= width]
     if not widths:
         raise RequestError("too many or no tokens", seen=str(tokens), accepted=f"1..{MAX_TOKENS}")
-    forms = (form for width in widths for form in candidates(n, width, multiprocessors))
+    forms = (form for width in widths for form in candidates(n, width, multiprocessors, block_bytes))
     return min(forms, key=lambda form: modelled_time(n, k, form))
 
 
-def candidates(n: int, tokens: int, multiprocessors: int) -> Iterator[SegmentsForm]:
+def candidates(
+    n: int, tokens: int, multiprocessors: int, block_bytes: int = BLOCK_BYTES
+) -> Iterator[SegmentsForm]:
     """Every number of warpgroups and cluster size, in the fewest clusters whose longest range is as short as can be."""
-    for form in compiled_forms(tokens):
+    for form in compiled_forms(tokens, block_bytes):
         units = form.groups(n) * SEGMENTS
         longest = -(-units // (multiprocessors // form.cluster))
         # Ranges of whole groups need no exchange.
@@ -131,9 +137,10 @@ def candidates(n: int, tokens: int, multiprocessors: int) -> Iterator[SegmentsFo
             yield attrs.evolve(form, blocks=-(-units // length) * form.cluster)
 
 
-def compiled_forms(tokens: int) -> Iterator[SegmentsForm]:
+def compiled_forms(tokens: int, block_bytes: int = BLOCK_BYTES) -> Iterator[SegmentsForm]:
     """Every compiled form of one width, with the smallest grid."""
-    for warpgroups, (chunk, slots) in RINGS.items():
+    rings = RINGS if block_bytes == BLOCK_BYTES else WIDE_RINGS
+    for warpgroups, (chunk, slots) in rings.items():
         for cluster in CLUSTERS:
             yield SegmentsForm(
                 tokens=tokens,
@@ -142,6 +149,7 @@ def compiled_forms(tokens: int) -> Iterator[SegmentsForm]:
                 blocks=cluster,
                 chunk=chunk,
                 slots=slots,
+                block_bytes=block_bytes,
             )
 
 
@@ -150,5 +158,6 @@ def modelled_time(n: int, k: int, form: SegmentsForm) -> float:
     units, clusters = form.groups(n) * SEGMENTS, form.blocks // form.cluster
     longest = -(-units // clusters)
     step = form.warpgroups * (_ROWS + _PRODUCTS * form.tokens / 32) + _STEP
-    time = _LAUNCH + _MEGABYTE * n * k * 9 / 16e6 + longest * column_steps(k) / SEGMENTS * step
+    megabytes = row_tiles(n) * column_steps(k) * form.block_bytes / 1e6
+    time = _LAUNCH + _MEGABYTE * megabytes + longest * column_steps(k) / SEGMENTS * step
     return time if units % clusters == 0 and longest % SEGMENTS == 0 else time + _EXCHANGE

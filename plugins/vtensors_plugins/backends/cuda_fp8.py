@@ -1,11 +1,14 @@
 """FP8 and MXFP8 kernels on CUDA with 16-bit activations: one record per op and kernel, named `<op>_fp8_<kernel>`.
 
-    kernel            rows M   weight    devices
-    stream            1..32    packed    any
-    stream_in_parts   33..64   packed    any: the same kernel, twice
-    packed_widening   any      packed    any
+    kernel                    rows M   weight    devices
+    stream                    1..32    packed    any
+    wgmma_segments            17..32   packed    sm_90a
+    stream_in_parts           33..64   packed    any: the same kernel, twice
+    wgmma_segments_in_parts   33..64   packed    sm_90a: the same kernel, twice
+    packed_widening           any      packed    any
 
-Packed weights are made once at load. Where a kernel computes neither norm nor argmax, torch does around it.
+Packed weights are made once at load. `stream` and `wgmma_segments` give a row the same bits; the latter has no form for
+scales of 128 x 128 blocks, which are of the sums of a column step. Where a kernel computes neither norm nor argmax, torch does around it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from vtensors.records import KernelRequest, KernelSpec
-from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS, SUMS
+from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS, SUMS, WGMMA_BLOCKS
 from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
 
 if TYPE_CHECKING:
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 
 Call = Callable[..., Any]
 SCHEMES = ("fp8-tensor", "fp8-row", "fp8-block", "mxfp8")
+_SEGMENTS_SCHEMES = ("fp8-tensor", "fp8-row", "mxfp8")
+_SEGMENTS_OPS = tuple(op for op in PACKED_OPS if not op.startswith("norm_"))
 # The packed layout has a scale for so many rows and columns of a block-scaled weight.
 _SCALE_ROWS, _SCALE_COLUMNS = 4, 128
 
@@ -34,6 +41,8 @@ def fp8_kernels() -> list[KernelSpec]:
     return [
         *(_stream(op, "stream", (1, 32)) for op in PACKED_OPS),
         *(_stream(op, "stream_in_parts", (33, 64)) for op in PACKED_OPS),
+        *(_segments(op, "wgmma_segments", (17, 32)) for op in _SEGMENTS_OPS),
+        *(_segments(op, "wgmma_segments_in_parts", (33, 64)) for op in _SEGMENTS_OPS),
         *(
             _packed(op, "packed_widening", (1, None), _refuse, _fingerprint_widening, _probe_widening)
             for op in PACKED_OPS
@@ -43,6 +52,11 @@ def fp8_kernels() -> list[KernelSpec]:
 
 def _stream(op: str, kernel: str, tokens: tuple[int, int]) -> KernelSpec:
     return _packed(op, kernel, tokens, _refuse_stream, _fingerprint_stream, _probe_stream)
+
+
+def _segments(op: str, kernel: str, tokens: tuple[int, int]) -> KernelSpec:
+    spec = _packed(op, kernel, tokens, _refuse_segments, _fingerprint_segments, _probe_segments)
+    return attrs.evolve(spec, schemes=_SEGMENTS_SCHEMES, targets=("sm_90a",))
 
 
 def _packed(
@@ -62,7 +76,7 @@ def _packed(
         refuse=refuse,
         bind=_bind(kernel),
         cost=_cost(kernel),
-        sums=SUMS if kernel.startswith("stream") else "",
+        sums="" if kernel == "packed_widening" else SUMS,
         layout="fp8-packed-pairs" if op.endswith("swiglu") else "fp8-packed",
         prepare=_prepare,
         tokens=tokens,
@@ -102,9 +116,13 @@ def _probe_stream(request: KernelRequest) -> None:
     probe_fp8_stream(request)
 
 
-def _probe_widening(request: KernelRequest) -> None:
-    import attrs
+def _probe_segments(request: KernelRequest) -> None:
+    from vtensors_kernels.fp8.stream import probe_fp8_segments
 
+    probe_fp8_segments(request)
+
+
+def _probe_widening(request: KernelRequest) -> None:
     from vtensors_kernels.fp8.probes import probe_packed_widening
 
     op = request.op.removeprefix("norm_")
@@ -115,6 +133,13 @@ def _fingerprint_stream(request: KernelRequest) -> str:
     from vtensors_kernels.fp8.stream import fingerprint_fp8_stream
 
     return fingerprint_line(request, fingerprint_fp8_stream(request))
+
+
+def _fingerprint_segments(request: KernelRequest) -> str:
+    from vtensors_kernels.nvfp4.probes import fingerprint_of
+
+    sources = ("sm90/linear_fp8_wgmma_segments.cu", "sm90/permute_activations.cu", "common/repack_fp8.cu")
+    return fingerprint_line(request, fingerprint_of(request, *sources))
 
 
 def _fingerprint_widening(request: KernelRequest) -> str:
@@ -137,6 +162,14 @@ def _refuse(request: KernelRequest) -> str | None:
         if not request.op.endswith("swiglu") and any(rows % _SCALE_ROWS for rows in request.parts[:-1]):
             return f"packs parts of a multiple of {_SCALE_ROWS} rows, not of {list(request.parts)}"
     return refusal(request)
+
+
+def _refuse_segments(request: KernelRequest) -> str | None:
+    if request.shape is not None:
+        n, k = request.shape
+        if -(-n // 16) * -(-k // 128) >= WGMMA_BLOCKS:
+            return f"spans fewer than {WGMMA_BLOCKS} blocks of 16 x 128, not those of {n} x {k}"
+    return _refuse(request)
 
 
 def _refuse_block(size: str) -> str | None:

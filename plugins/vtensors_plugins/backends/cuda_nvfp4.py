@@ -43,7 +43,7 @@ SUMS = "eight-segments"
 # Weights per scale that the kernels know.
 _GROUPS = (16, 32)
 # Blocks of the packed layout that one launch may span on sm_90a; columns of the kernel without repack.
-_WGMMA_BLOCKS, _STORED_COLUMNS = 1 << 24, 1 << 28
+WGMMA_BLOCKS, _STORED_COLUMNS = 1 << 24, 1 << 28
 
 
 def nvfp4_kernels() -> list[KernelSpec]:
@@ -250,8 +250,8 @@ def _refuse_stream(request: KernelRequest) -> str | None:
 def _refuse_wgmma(request: KernelRequest) -> str | None:
     if request.shape is not None:
         n, k = request.shape
-        if -(-n // 16) * -(-k // 128) >= _WGMMA_BLOCKS:
-            return f"spans fewer than {_WGMMA_BLOCKS} blocks of 16 x 128, not those of {n} x {k}"
+        if -(-n // 16) * -(-k // 128) >= WGMMA_BLOCKS:
+            return f"spans fewer than {WGMMA_BLOCKS} blocks of 16 x 128, not those of {n} x {k}"
     return _refuse(request)
 
 

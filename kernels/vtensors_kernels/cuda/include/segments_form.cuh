@@ -1,7 +1,7 @@
 #pragma once
-// What a compiled form of linear_nvfp4_wgmma_segments fixes. nvfp4/wgmma_segments_form.py chooses.
+// What a compiled form of linear_*_wgmma_segments fixes. nvfp4/wgmma_segments_form.py chooses.
 
-#include "include/nvfp4_packed.cuh"
+#include "include/packed_blocks.cuh"
 #include "include/ptx.cuh"
 
 #ifndef VT_TOKENS

@@ -1,5 +1,5 @@
 #pragma once
-// How linear_nvfp4_wgmma_segments cuts a matrix in ranges, and the fetching of their weights.
+// How linear_*_wgmma_segments cuts a matrix in ranges, and the fetching of their weights.
 
 #include "include/segments_form.cuh"
 #include "include/wgmma_step.cuh"

@@ -1,7 +1,7 @@
 #pragma once
 // What a compiled form of linear_nvfp4_wgmma fixes: sizes, registers, shared memory. nvfp4/wgmma_form.py chooses.
 
-#include "include/nvfp4_packed.cuh"
+#include "include/format_nvfp4.cuh"
 #include "include/ptx.cuh"
 
 #ifndef VT_TOKENS

@@ -2,7 +2,6 @@
 // What the warpgroup kernels share, behind wgmma_form.cuh or segments_form.cuh: places in rings, the stages of x, one
 // column step of products.
 
-#include "include/nvfp4_packed.cuh"
 #include "include/wgmma_ptx.cuh"
 
 __device__ __forceinline__ unsigned block_rank() { return kCluster > 1 ? cluster_rank() : 0; }
@@ -48,15 +47,12 @@ __device__ __forceinline__ void release_stage(unsigned empty, int lane) {
 }
 
 // One column step of a row tile times x: kWords * 2 products of 16 columns. With two chains of sums the second halves
-// of words go to the second. previous: the stage of the step before, released when its products are done, or 0.
+// of words go to the second. part: this lane's of the block. previous: the stage of the step before, released when its
+// products are done, or 0.
 template <int chains>
 __device__ __forceinline__ void multiply_step(float (&sums)[chains][kSums], unsigned (&operands)[kDepth][2][4],
-                                              uint4 low, uint4 high, unsigned scales, unsigned long long x,
-                                              unsigned previous, int lane, unsigned scale_step) {
-  const unsigned low_words[kWords] = {low.x, low.y, low.z, low.w};
-  const unsigned high_words[kWords] = {high.x, high.y, high.z, high.w};
-  const unsigned low_scales[2] = {decode_scale<0>(scales, scale_step), decode_scale<1>(scales, scale_step)};
-  const unsigned high_scales[2] = {decode_scale<2>(scales, scale_step), decode_scale<3>(scales, scale_step)};
+                                              BlockPart& part, const BlockReader& reader, unsigned long long x,
+                                              unsigned previous, int lane) {
   // Registers that a group of products reads are free once the groups since are the only ones in flight.
   constexpr int kInFlight = kDepth / kGroup - 1;
 #pragma unroll
@@ -70,8 +66,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[chains][kSums], unsi
     for (int u = first; u < first + kGroup; ++u) {
       unsigned(&a)[2][4] = operands[u % kDepth];
       unsigned row[2][4];
-      decode_word(low_words[u], low_scales[u / 2], row[0]);
-      decode_word(high_words[u], high_scales[u / 2], row[1]);
+      part.decode(reader, u, row[0], row[1]);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll

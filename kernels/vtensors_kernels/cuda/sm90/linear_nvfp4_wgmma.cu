@@ -178,8 +178,8 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
     if (warp == kWarps && leader) fetch_stages(staged, work.begin, work.end, work.steps, base);
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
-    const unsigned scale_step = kept(scale_multiplier());
-    const unsigned codes = kept(ring + 16 * lane), scale_bytes = kept(ring + kCodeBytes + 4 * lane);
+    const BlockReader reader(lane);
+    const unsigned own = kept(ring + 16 * lane);
     const unsigned long long x_first = operand_descriptor(base + Layout::kX, kTokens * 16, 128);
     float sums[1][kSums];
     unsigned operands[kDepth][2][4] = {};
@@ -194,12 +194,10 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
       int within = 0;
       for (unsigned step = now.first; step < now.end; ++step) {
         if (within == 0) wait_barrier(slot_full + 8 * slot.index, slot.parity);
-        const unsigned block = slot.index * kSlotBytes + within * kBlockBytes;
-        const uint4 low = load_shared_128(codes + block), high = load_shared_128(codes + block + 512);
-        const unsigned scales = load_shared_32(scale_bytes + block);
+        BlockPart part;
+        part.load(reader, own + slot.index * kSlotBytes + within * kBlockBytes);
         wait_barrier(base + Layout::kXFull + 8 * stage.index, stage.parity);
-        multiply_step(sums, operands, low, high, scales, x_first + stage.index * (kStageBytes / 16), previous, lane,
-                      scale_step);
+        multiply_step(sums, operands, part, reader, x_first + stage.index * (kStageBytes / 16), previous, lane);
         previous = base + Layout::kXEmpty + 8 * stage.index;
         stage.advance();
         if (++within == kChunk || step + 1 == now.end) {

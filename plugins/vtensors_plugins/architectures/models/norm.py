@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from vtensors_kernels.reference.rms_norm import rms_norm
 
+BindNorm = Callable[[Tensor, float], Callable[[Tensor], Tensor]]
+"""gain [D] float32, eps -> the norm of x [..., D]."""
 _log = logging.getLogger("vtensors")
 # Trained zero-centred weights scatter around 0; plain gains around 1.
 _LOOKS_PLAIN = (0.9, 1.1)
@@ -20,20 +22,28 @@ _LOOKS_PLAIN = (0.9, 1.1)
 class RMSNorm:
     """x / rms(x) * gain over the last dimension. weight: [D] float32; zero_centered: it holds gain - 1.
 
-    gain: [D] float32, what x is multiplied by; made once.
+    gain: [D] float32, what x is multiplied by; made once. bind: makes the kernel, None = the reference computes.
     """
 
     weight: Tensor
     eps: float
     zero_centered: bool
+    bind: BindNorm | None = attrs.field(default=None, repr=False)
     gain: Tensor = attrs.field(init=False)
+    kernel: Callable[[Tensor], Tensor] | None = attrs.field(init=False, repr=False)
 
     @gain.default
     def _gain(self) -> Tensor:
         return self.weight + 1.0 if self.zero_centered else self.weight
 
+    @kernel.default
+    def _kernel(self) -> Callable[[Tensor], Tensor] | None:
+        return None if self.bind is None else self.bind(self.gain, self.eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Same shape and dtype as x [..., D]."""
+        if self.kernel is not None:
+            return self.kernel(x)
         return rms_norm(x, self.gain, self.eps, zero_centered=False)
 
 

@@ -2,8 +2,9 @@
 
 Letters: M rows, N output, K input features; T tokens of one sequence, S tokens in its cache; H heads, KV
 key-value heads, D head size, R rotated part of it; HK and HV key and value heads of a delta net, DK and DV
-their sizes; C channels, W taps of a convolution; V vocabulary, E experts. "model dtype" is the dtype of the
-activations: bfloat16, float16 or float32. Every op computes in float32 and rounds once to what it returns.
+their sizes; C channels, W taps of a convolution; V vocabulary, E experts, F their width. "model dtype" is the
+dtype of the activations: bfloat16, float16 or float32. Every op computes in float32 and rounds once to what it
+returns.
 
 A fused op computes the ops of its decomposition one after the other. Its reference rounds behind each of them; a
 kernel may keep float32 in between. `bind` is given the weights of its parts, in the order of the rows that they
@@ -98,6 +99,21 @@ OPS: tuple[Op, ...] = (
         ),
         reference="vtensors_kernels.reference.linear_argmax:linear_argmax",
         decomposition=("linear", "argmax"),
+    ),
+    Op(
+        name="experts",
+        contract=(
+            "bind(weights, request) -> call(x, chosen, router, gate, shared, residual). x [M, K] model dtype, "
+            "chosen [M, top] integers, different ones for a token, router [M, top] float32 -> [M, K] model dtype: "
+            "residual + sum_s router[:, s] * down(silu(gate(x)) * up(x)) of expert chosen[:, s] + sigmoid(gate) * "
+            "shared. weights are gate, up [F, K] and down [K, F] of request.experts experts in turn and, with the "
+            "trait `shared_expert`, of the one that every token has, whose output is then not given as `shared` "
+            "[M, K] model dtype. gate [M, 1] model dtype are the logits of its weight, which is 1 without them. "
+            "gate, shared and residual [M, K] may be None. request.shape is (2 F, K), request.parts (F, F, K), "
+            "request.chosen top; each weight has its own activation quantizer unless the request says `16bit`."
+        ),
+        reference="vtensors_kernels.reference.experts:experts",
+        decomposition=("linear", "swiglu"),
     ),
     Op(
         name="embedding",

@@ -15,7 +15,14 @@ from vtensors.records import KernelRequest, KernelSpec, Selected
 from vtensors.selection import KernelPlan, decomposer, plan_kernels
 from vtensors.verdicts import Verdicts
 from vtensors_kernels.ops import OPS
-from vtensors_plugins.architectures.fusing import Part, assumptions, traits_of, why_apart
+from vtensors_plugins.architectures.fusing import (
+    Part,
+    assumptions,
+    expert_traits,
+    traits_of,
+    why_apart,
+    why_experts_apart,
+)
 from vtensors_plugins.architectures.groups import DryRun, PlannedGroup
 
 
@@ -24,12 +31,15 @@ class Group:
     """Weights that a layer asks for together. asked: the op. shared: another op uses a weight of them.
 
     not_fused: (op or kernel, reason), filled while one fused op after the other is tried.
+    experts, chosen: of a mixture, whose parts are gate, up and down of each expert; else 0.
     """
 
     asked: str
     parts: tuple[Part, ...]
     shared: bool = False
     not_fused: Rejected = ()
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def widths(self) -> list[int]:
@@ -58,7 +68,7 @@ class Binder:
 
     def whole(self, op: str, group: Group) -> Callable[..., Any] | None:
         """The call of a fused op as its contract says, or None where its steps are to be taken instead."""
-        why = why_apart(group.parts)
+        why = (why_experts_apart if op == "experts" else why_apart)(group.parts)
         if why is None and op.endswith("linear_swiglu") and len(set(group.widths)) > 1:
             why = f"gate and up have {' and '.join(map(str, group.widths))} rows"
         if why is not None:
@@ -98,7 +108,9 @@ class Binder:
         return self._plans[key]
 
     def _request(self, op: str, group: Group) -> KernelRequest:
-        first, rows = group.parts[0], group.widths
+        first, rows, mixture = group.parts[0], group.widths, op == "experts"
+        if mixture:
+            rows = rows[:3]
         return KernelRequest(
             op=op,
             scheme=first.weight.scheme,
@@ -106,9 +118,13 @@ class Binder:
             device=self.device,
             capability=self.capability,
             dtype=self.dtype,
-            shape=(sum(rows), first.weight.shape[1]),
+            shape=(sum(rows[:2] if mixture else rows), first.weight.shape[1]),
             parts=tuple(rows),
-            traits=traits_of(group.parts, shared=group.shared),
+            traits=expert_traits(group.parts, group.experts)
+            if mixture
+            else traits_of(group.parts, shared=group.shared),
+            experts=group.experts if mixture else 0,
+            chosen=group.chosen if mixture else 0,
             assumed=self.dry_run is not None and self.dry_run.assumed,
         )
 
@@ -121,7 +137,7 @@ class Binder:
                 plan=plan,
                 declared=tuple(_declared(part) for part in group.parts),
                 not_fused=group.not_fused,
-                assumes=assumptions(group.parts),
+                assumes=() if plan.request.op == "experts" else assumptions(group.parts),
                 nbytes=sum(part.weight.nbytes for part in group.parts),
             )
         )
@@ -129,6 +145,7 @@ class Binder:
 
     def _recorded(self, bound: BoundKernel, group: Group) -> Callable[..., Any]:
         kernels = tuple((*segment.tokens, segment.kernel.name) for segment in bound.segments)
+        names = tuple(part.name for part in group.parts)
         for index, part in enumerate(group.parts):
             self.selected.append(
                 Selected(
@@ -143,7 +160,7 @@ class Binder:
                     kernels=kernels,
                     layout=bound.segments[0].kernel.layout,
                     prepared_bytes=0 if index else bound.prepared_bytes,
-                    group=tuple(other.name for other in group.parts),
+                    group=names,
                     not_fused=group.not_fused,
                 )
             )

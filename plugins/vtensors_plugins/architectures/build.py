@@ -16,11 +16,12 @@ from vtensors.kernel_rules import NO_RULES, KernelRules
 from vtensors.records import KernelSpec, Selected
 from vtensors.verdicts import Verdicts
 from vtensors_formats.weight import Weight
+from vtensors_kernels.reference.experts import weighted_sum
 from vtensors_kernels.reference.linear_add import add
 from vtensors_kernels.reference.linear_argmax import argmax
 from vtensors_kernels.reference.swiglu import swiglu
 from vtensors_plugins.architectures.binding import Binder, Group
-from vtensors_plugins.architectures.fusing import Part
+from vtensors_plugins.architectures.fusing import Part, why_experts_apart
 from vtensors_plugins.architectures.groups import DryRun
 from vtensors_plugins.architectures.models.norm import RMSNorm
 
@@ -34,8 +35,12 @@ NormedLinearsCall = Callable[[Tensor, RMSNorm], tuple[Tensor, ...]]
 """h [M, K] and the norm that comes first -> one [M, N_i] per weight."""
 AddCall = Callable[[Tensor, Tensor], Tensor]
 """x [M, K], residual [M, N] -> [M, N]."""
+ExpertsCall = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor]
+"""x [M, K], chosen [M, top], router [M, top] float32, logits [M, 1] of the shared expert's weight, residual [M, K] ->
+[M, K]."""
 EmbeddingCall = Callable[[Tensor, torch.dtype], Tensor]
 """ids [T] int64 -> [T, K] in the dtype."""
+_EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +53,7 @@ class BuildOptions:
     that is not named runs with 16-bit activations.
     kv_quant: layer -> (k_scale, v_scale) of an FP8 E4M3 KV cache; None = the cache is in dtype.
     dry_run: plan for its device instead of binding; the model that comes out cannot run.
+    debug_nan: `VT_DEBUG_NAN`: the model raises VtensorsError at the first part whose output is not finite.
     """
 
     dtype: torch.dtype
@@ -59,6 +65,7 @@ class BuildOptions:
     cost_of: CostOf | None = None
     verdicts: Verdicts | None = None
     dry_run: DryRun | None = None
+    debug_nan: bool = False
 
 
 @attrs.define
@@ -151,6 +158,41 @@ class Parts:
         linear = self._linear(group)
         return lambda x: argmax(linear(x))
 
+    def experts(self, places: Sequence[str], *, chosen: int, shared: str | None = None) -> ExpertsCall:
+        """The weighted outputs of the experts that a router has chosen, and of a shared one, added to the residual.
+
+        places: `<place>.gate_proj`, `.up_proj` and `.down_proj` are the weights of an expert. shared: the place of one
+        that every token has. chosen: experts of a token.
+        """
+        routed = [f"{place}.{part}" for place in places for part in _EXPERT_PARTS]
+        beside = [] if shared is None else [f"{shared}.{part}" for part in _EXPERT_PARTS]
+        group = self._group("experts", [*routed, *beside])
+        group = attrs.evolve(group, experts=len(places), chosen=chosen)
+        why = why_experts_apart(group.parts)
+        apart: LinearCall | None = None
+        if shared is not None and why is not None and why_experts_apart(group.parts[: len(routed)]) is None:
+            others = attrs.evolve(group, parts=group.parts[len(routed) :], not_fused=(("experts", why),))
+            apart = _swiglu_expert([self._linear(part) for part in others.split()])
+            group = attrs.evolve(group, parts=group.parts[: len(routed)])
+        fused = self._binder.whole("experts", group)
+        if fused is not None:
+            return lambda x, chosen, router, gate, residual: fused(
+                x, chosen, router, gate, None if apart is None else apart(x), residual
+            )
+        calls = [self._linear(part) for part in group.split()]
+        separate = [_swiglu_expert(calls[first : first + 3]) for first in range(0, len(calls), 3)]
+        if shared is not None and apart is None:
+            apart = separate[-1]
+        return lambda x, chosen, router, gate, residual: weighted_sum(
+            x,
+            chosen,
+            router,
+            gate,
+            None if apart is None else apart(x),
+            residual,
+            lambda index, rows: separate[index](rows),
+        )
+
     def embedding(self, name: str) -> EmbeddingCall:
         """The bound gather of that weight."""
         return self._binder.plain("embedding", self._group("embedding", [name]))
@@ -208,3 +250,9 @@ class Parts:
             return swiglu(gate, up)
 
         return call
+
+
+def _swiglu_expert(calls: Sequence[LinearCall]) -> LinearCall:
+    """down(silu(gate(x)) * up(x)) of three linears."""
+    gate, up, down = calls
+    return lambda x: down(swiglu(gate(x), up(x)))

@@ -74,6 +74,28 @@ def traits_of(parts: Sequence[Part], *, shared: bool) -> frozenset[str]:
     return frozenset(found)
 
 
+def why_experts_apart(parts: Sequence[Part]) -> str | None:
+    """Why gate, up and down of the experts cannot be one mixture, None where they can: each keeps its own scales."""
+    for index, part in enumerate(parts):
+        like, weight = parts[index % 3], part.weight
+        first = parts[0]
+        if first.weight.scheme != weight.scheme:
+            return f"{first.name} is {first.weight.scheme}, {part.name} is {weight.scheme}"
+        if first.executed != part.executed:
+            return f"{first.name} runs with {first.executed} activations, {part.name} with {part.executed}"
+        if _block(first.weight) != _block(weight):
+            return f"{first.name} has a scale per {_block(first.weight)}, {part.name} per {_block(weight)}"
+        if like.weight.shape != weight.shape:
+            return f"{like.name} is {list(like.weight.shape)}, {part.name} {list(weight.shape)}"
+    return None
+
+
+def expert_traits(parts: Sequence[Part], experts: int) -> frozenset[str]:
+    """The traits of a KernelRequest for the weights of so many experts, or one more that every token has."""
+    found = frozenset().union(*(traits_of([part], shared=False) for part in parts))
+    return found | {"shared_expert"} if len(parts) > 3 * experts else found
+
+
 def assumptions(parts: Sequence[Part]) -> tuple[str, ...]:
     """What `why_apart` took for equal because the parts have no data."""
     if len(parts) == 1:

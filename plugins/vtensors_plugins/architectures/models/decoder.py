@@ -15,10 +15,12 @@ from vtensors_kernels.reference.rope import rope_angles
 from vtensors_plugins.architectures.build import BuildOptions, EmbeddingCall, LinearCall, Parts
 from vtensors_plugins.architectures.decoder_config import LINEAR, DecoderConfig
 from vtensors_plugins.architectures.models.attention import Attention, build_attention
+from vtensors_plugins.architectures.models.finite import check_finite
 from vtensors_plugins.architectures.models.gated_delta_net import GatedDeltaNet, build_gated_delta_net
 from vtensors_plugins.architectures.models.mlp import Mlp, build_mlp
 from vtensors_plugins.architectures.models.moe import Moe, build_moe
 from vtensors_plugins.architectures.models.norm import RMSNorm, warn_of_plain_gains
+from vtensors_plugins.architectures.models.norm_kernels import norm_binder
 from vtensors_plugins.architectures.models.rotary import inverse_frequencies
 from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueCache, SequenceState
 
@@ -34,7 +36,15 @@ class DecoderLayer:
 
     def __call__(self, h: Tensor, state: KeyValueCache | DeltaNetState, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden], model dtype; moves the layer's state T tokens on."""
-        return self.mlp(self.mixer(h, self.input_norm, state, cos, sin), self.post_norm)
+        return self.feed(self.mix(h, state, cos, sin))
+
+    def mix(self, h: Tensor, state: KeyValueCache | DeltaNetState, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first half of the layer: [T, hidden] -> [T, hidden]; moves the state on."""
+        return self.mixer(h, self.input_norm, state, cos, sin)
+
+    def feed(self, h: Tensor) -> Tensor:
+        """The second half: [T, hidden] -> [T, hidden]."""
+        return self.mlp(h, self.post_norm)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -42,6 +52,7 @@ class Decoder:
     """A model that runs. selected: which kernel serves each weight.
 
     dtype: of activations, caches and logits. max_positions: as config.json says, for the caller to keep to.
+    debug_nan: raise VtensorsError at the first part whose output is not finite.
     """
 
     vocab_size: int
@@ -55,6 +66,7 @@ class Decoder:
     norm: RMSNorm
     head: LinearCall
     selected: tuple[records.Selected, ...]
+    debug_nan: bool = False
 
     def new_state(self) -> SequenceState:
         """The state of a sequence without tokens."""
@@ -66,12 +78,15 @@ class Decoder:
 
         token_ids: [T] int64, T >= 1. One token decodes, several at once are a prompt or a piece of one.
         """
-        return self.head(self._hidden(token_ids, state)[-1:])[0]
+        return self._logits(self._hidden(token_ids, state)[-1:])[0]
 
     @torch.inference_mode()
     def logits(self, input_ids: Tensor) -> Tensor:
         """[B, T, V], model dtype, of every token. input_ids: [B, T] int64; rows do not see each other."""
-        return torch.stack([self.head(self._hidden(row, self.new_state())) for row in input_ids])
+        return torch.stack([self._logits(self._hidden(row, self.new_state())) for row in input_ids])
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._seen(self.head(x), "lm_head", "head")
 
     def _hidden(self, token_ids: Tensor, state: SequenceState) -> Tensor:
         """[T, hidden] behind the final norm."""
@@ -79,11 +94,15 @@ class Decoder:
         end = state.length + ids.shape[0]
         positions = torch.arange(state.length, end, device=self.device)
         cos, sin = rope_angles(positions, self.frequencies)
-        h = self.embed(ids, self.dtype)
-        for layer, layer_state in zip(self.layers, state.layers, strict=True):
-            h = layer(h, layer_state, cos, sin)
+        h = self._seen(self.embed(ids, self.dtype), "embed_tokens", "embedding")
+        for index, (layer, layer_state) in enumerate(zip(self.layers, state.layers, strict=True)):
+            h = self._seen(layer.mix(h, layer_state, cos, sin), f"layers.{index}", "mixer")
+            h = self._seen(layer.feed(h), f"layers.{index}", "mlp")
         state.length = end
-        return self.norm(h)
+        return self._seen(self.norm(h), "norm", "norm")
+
+    def _seen(self, x: Tensor, place: str, part: str) -> Tensor:
+        return check_finite(x, place, part) if self.debug_nan else x
 
 
 def build_decoder(
@@ -104,7 +123,8 @@ def build_decoder(
         warn_of_plain_gains([parts.small(name) for name in weights if name.endswith("layernorm")])
 
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(parts.small(name), config.eps, config.zero_centered)
+        weight = parts.small(name)
+        return RMSNorm(weight, config.eps, config.zero_centered, norm_binder(weight.shape[0], options))
 
     def layer(index: int, kind: str) -> DecoderLayer:
         place = f"layers.{index}"
@@ -137,6 +157,7 @@ def build_decoder(
         norm=norm("norm"),
         head=parts.linear("embed_tokens" if tied else "lm_head"),
         selected=tuple(parts.selected),
+        debug_nan=options.debug_nan,
     )
 
 

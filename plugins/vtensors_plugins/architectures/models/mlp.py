@@ -1,12 +1,11 @@
-"""The dense feed-forward layer and the experts of a sparse one: down(silu(gate(x)) * up(x))."""
+"""The dense feed-forward layer: down(silu(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
 import attrs
 from torch import Tensor
 
-from vtensors_kernels.reference.swiglu import swiglu
-from vtensors_plugins.architectures.build import AddCall, LinearCall, NormedCall, Parts
+from vtensors_plugins.architectures.build import AddCall, NormedCall, Parts
 from vtensors_plugins.architectures.models.norm import RMSNorm
 
 
@@ -22,31 +21,9 @@ class Mlp:
         return self.down_proj(self.gate_up(h, norm), h)
 
 
-@attrs.frozen(kw_only=True)
-class Expert:
-    """One SwiGLU of a sparse layer."""
-
-    gate_proj: LinearCall
-    up_proj: LinearCall
-    down_proj: LinearCall
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[M, hidden] -> [M, hidden]."""
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
-
-
 def build_mlp(parts: Parts, place: str, *, bias: bool) -> Mlp:
     """The SwiGLU whose weights are `<place>.gate_proj`, `.up_proj` and `.down_proj`."""
     return Mlp(
         gate_up=parts.norm_linear_swiglu(f"{place}.gate_proj", f"{place}.up_proj", bias=bias),
         down_proj=parts.linear_add(f"{place}.down_proj", bias=bias),
-    )
-
-
-def build_expert(parts: Parts, place: str) -> Expert:
-    """The expert whose weights are `<place>.gate_proj`, `.up_proj` and `.down_proj`."""
-    return Expert(
-        gate_proj=parts.linear(f"{place}.gate_proj"),
-        up_proj=parts.linear(f"{place}.up_proj"),
-        down_proj=parts.linear(f"{place}.down_proj"),
     )

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import attrs
-import torch
 from torch import Tensor
 
-from vtensors_kernels.reference.router_topk import router_topk
-from vtensors_plugins.architectures.build import LinearCall, Parts
+from vtensors_plugins.architectures.build import ExpertsCall, LinearsCall, Parts
 from vtensors_plugins.architectures.decoder_config import MoeConfig
-from vtensors_plugins.architectures.models.mlp import Expert, build_expert
 from vtensors_plugins.architectures.models.norm import RMSNorm
+from vtensors_plugins.architectures.models.router_kernels import Topk, topk_for
 
 
 @attrs.frozen(kw_only=True)
 class Moe:
-    """The router gives each token `chosen` experts; their weighted outputs and the gated shared one add."""
+    """The router gives each token `chosen` of `expert_count` experts; their outputs and the gated shared one add.
 
+    gates: gate, whose outputs are the router's logits, and shared_expert_gate. topk: chooses by the logits.
+    """
+
+    expert_count: int
     chosen: int
-    router: LinearCall
-    experts: tuple[Expert, ...]
-    shared_expert: Expert
-    shared_expert_gate: LinearCall
+    gates: LinearsCall
+    topk: Topk
+    experts: ExpertsCall
 
     def __call__(self, h: Tensor, norm: RMSNorm) -> Tensor:
-        """h + moe(norm(h)), [T, hidden]. Experts are summed in float32 in ascending order, rounded once."""
+        """h + moe(norm(h)), [T, hidden]. Experts are summed in float32; the reference does it in ascending order."""
         x = norm(h)
-        experts, weights = router_topk(self.router(x), self.chosen)
-        shared = self.shared_expert_gate(x).to(torch.float32).sigmoid() * self.shared_expert(x)
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in sorted(set(experts.flatten().tolist())):
-            tokens, slots = (experts == expert).nonzero(as_tuple=True)
-            weighted = self.experts[expert](x[tokens]) * weights[tokens, slots].unsqueeze(-1)
-            out.index_add_(0, tokens, weighted)
-        return h + (out + shared).to(h.dtype)
+        logits, shared = self.gates(x)
+        chosen, weights = self.topk(logits)
+        return self.experts(x, chosen, weights, shared, h)
 
 
 def build_moe(parts: Parts, config: MoeConfig, place: str) -> Moe:
     """The mixture below `<place>`: gate, experts, shared_expert and shared_expert_gate."""
     return Moe(
+        expert_count=config.experts,
         chosen=config.chosen,
-        router=parts.linear(f"{place}.gate"),
-        experts=tuple(build_expert(parts, f"{place}.experts.{index}") for index in range(config.experts)),
-        shared_expert=build_expert(parts, f"{place}.shared_expert"),
-        shared_expert_gate=parts.linear(f"{place}.shared_expert_gate"),
+        gates=parts.linears([f"{place}.gate", f"{place}.shared_expert_gate"]),
+        topk=topk_for(config.experts, config.chosen, parts.options),
+        experts=parts.experts(
+            [f"{place}.experts.{index}" for index in range(config.experts)],
+            chosen=config.chosen,
+            shared=f"{place}.shared_expert",
+        ),
     )

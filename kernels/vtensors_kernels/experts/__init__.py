@@ -1,0 +1,1 @@
+"""Grouped linears of a mixture of experts."""

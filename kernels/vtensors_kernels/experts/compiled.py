@@ -1,0 +1,83 @@
+"""What the kernels of grouped experts are compiled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.experts.form import GROUP_WARPS, MOST_EXPERTS, ExpertsForm, form_for
+from vtensors_kernels.fp8.packed import Scales
+from vtensors_kernels.nvfp4.packed import FORMAT
+from vtensors_kernels.packed_matrix import PackedFormat
+
+GATE_UP, DOWN = 0, 1
+FINISH, GROUP = ("common/experts_finish.cu", "experts_finish"), ("common/experts_group.cu", "experts_group")
+FINISH_THREADS, FINISH_COLUMNS = 128, 4
+
+
+def sources_of(packed_format: PackedFormat) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(source, function) of the linear and of the direct down projection of a format."""
+    kind = "nvfp4" if packed_format == FORMAT else "fp8"
+    return (
+        (f"common/experts_linear_{kind}.cu", f"experts_linear_{kind}"),
+        (f"common/experts_down_{kind}.cu", f"experts_down_{kind}"),
+    )
+
+
+def linear_defines(form: ExpertsForm, packed_format: PackedFormat, f16: int, epilogue: int) -> dict[str, int]:
+    """The macros of `experts_linear_*`."""
+    return {**form.defines, **dict(packed_format.defines), "VT_F16": f16, "VT_EPILOGUE": epilogue}
+
+
+def down_defines(form: ExpertsForm, packed_format: PackedFormat, f16: int) -> dict[str, int]:
+    """The macros of `experts_down_*`."""
+    return {**form.defines, **dict(packed_format.defines), "VT_F16": f16}
+
+
+def _instantiations() -> Iterator[Instantiation]:
+    """Long and short rows in both 16-bit formats; of tails and of scales within blocks what a mixture asks for."""
+    for packed_format in (FORMAT, *(scales.format for scales in Scales)):
+        plain = packed_format in (FORMAT, Scales.ROWS.format)
+        for f16, k, many, epilogue in product((0, 1), (2048, 512), (False, True), (GATE_UP, DOWN)):
+            usual = epilogue == (DOWN if k == 512 else GATE_UP)
+            if plain or (usual and not f16):
+                yield _linear(packed_format, f16, k, epilogue, many=many)
+        for f16, k in product((0, 1), (2048, 512)):
+            if plain or (k == 512 and not f16):
+                yield _down(packed_format, f16, k)
+    for many in (False, True):
+        yield _linear(FORMAT, 0, 2000, GATE_UP, many=many)
+        yield _linear(FORMAT, 0, 400, DOWN, many=many)
+    yield _down(FORMAT, 0, 400)
+
+
+def _linear(packed_format: PackedFormat, f16: int, k: int, epilogue: int, *, many: bool) -> Instantiation:
+    form, (source, function) = form_for(k, packed_format.block_bytes, many=many), sources_of(packed_format)[0]
+    return Instantiation(
+        source=source,
+        function=function,
+        defines=linear_defines(form, packed_format, f16, epilogue),
+        hot=True,
+        expects=("mma",),
+        shared_bytes=form.shared_bytes(form.most_tiles),
+    )
+
+
+def _down(packed_format: PackedFormat, f16: int, k: int) -> Instantiation:
+    form, (source, function) = (
+        form_for(k, packed_format.block_bytes, many=False),
+        sources_of(packed_format)[1],
+    )
+    defines = down_defines(form, packed_format, f16)
+    return Instantiation(source=source, function=function, defines=defines, hot=True, expects=("mma",))
+
+
+INSTANTIATIONS = (
+    *_instantiations(),
+    *(
+        Instantiation(source=FINISH[0], function=FINISH[1], defines={"VT_F16": f16}, hot=True)
+        for f16 in (0, 1)
+    ),
+    Instantiation(source=GROUP[0], function=GROUP[1], shared_bytes=4 * GROUP_WARPS * MOST_EXPERTS),
+)

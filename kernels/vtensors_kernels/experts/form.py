@@ -1,0 +1,154 @@
+"""Compile-time forms of the grouped expert linears and their grids; needs neither torch nor a GPU.
+
+A pair's bits are the same in every form, so the choice may depend on anything.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from vtensors_kernels.nvfp4.packed import STEP_COLUMNS, TILE_ROWS, column_steps
+
+# `cuda/include/experts_stream.cuh`: column steps up to which four segments are all; bytes of a segment's sums.
+_FOUR_SEGMENTS, _SEGMENT_BYTES, _TOKENS = 4, 512, 8
+# `experts_items.cuh`, `experts_down.cuh`: pairs among which a block finds its own; slots of a token.
+MOST_PAIRS, MOST_SLOTS = 256, 16
+# `experts_group.cu`.
+MOST_EXPERTS, GROUP_WARPS = 1024, 32
+# Pairs up to which one launch makes the outputs from the activations, reading an expert again for every token.
+DIRECT_PAIRS = 96
+# Most row tiles of a block.
+_MOST_TILES = {1: 8, 2: 8, 4: 4}
+
+
+@attrs.frozen(kw_only=True)
+class ExpertsForm:
+    """One compiled form.
+
+    token_tiles: groups of 8 tokens that share a decoded block. segments: of a row, one a warp; units: row tiles that
+    the warps work on at a time. depth: blocks of a warp on their way. blocks_per_sm: that registers must allow.
+    tail: K is not a multiple of 128.
+    """
+
+    token_tiles: int
+    segments: int
+    units: int
+    depth: int
+    blocks_per_sm: int
+    tail: bool
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The macros, without format and epilogue."""
+        return {
+            "VT_TOKEN_TILES": self.token_tiles,
+            "VT_SEGMENTS": self.segments,
+            "VT_UNITS": self.units,
+            "VT_DEPTH": self.depth,
+            "VT_BLOCKS_PER_SM": self.blocks_per_sm,
+            "VT_TAIL": int(self.tail),
+        }
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.segments * self.units
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of an item."""
+        return _TOKENS * self.token_tiles
+
+    def shared_bytes(self, tiles: int) -> int:
+        """Dynamic shared memory of a block of so many row tiles."""
+        return tiles * self.segments * self.token_tiles * _SEGMENT_BYTES
+
+    @property
+    def most_tiles(self) -> int:
+        """Of a block."""
+        return _MOST_TILES[self.token_tiles] * (8 // self.segments)
+
+
+def form_for(k: int, block_bytes: int, *, many: bool) -> ExpertsForm:
+    """The form for K columns in packed blocks of so many bytes.
+
+    many: for more pairs than a block looks through: up to 32 tokens of an expert at a time.
+    """
+    four = column_steps(k) <= _FOUR_SEGMENTS
+    wide = block_bytes >= STEP_COLUMNS * TILE_ROWS
+    return ExpertsForm(
+        token_tiles=4 if many else 1,
+        segments=4 if four else 8,
+        units=2 if four else 1,
+        depth=(1 if wide else 2) if many else (2 if wide else 4),
+        blocks_per_sm=1 if many else 2,
+        tail=k % STEP_COLUMNS > 0,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LinearGrid:
+    """A launch of `experts_linear_*`. bound: blocks in y of chosen experts. tiles: row tiles of a block."""
+
+    form: ExpertsForm
+    grid: tuple[int, int, int]
+    bound: int
+    tiles: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.form.shared_bytes(self.tiles)
+
+
+def linear_grid(
+    form: ExpertsForm,
+    n: int,
+    m: int,
+    top: int,
+    experts: int,
+    multiprocessors: int,
+    *,
+    many: bool,
+    shared: bool,
+    tiles: int | None = None,
+) -> LinearGrid:
+    """The launch for m tokens of top experts each, whose matrices have n rows.
+
+    many: whether the pairs are grouped. shared: whether an expert more is everybody's. tiles: row tiles of a block,
+    chosen where it is None.
+    """
+    pairs = m * top
+    bound = most_items(pairs, experts, form.tokens) if many else pairs
+    items = bound + (-(-m // form.tokens) if shared else 0)
+    row_tiles = n // TILE_ROWS
+    tiles = tiles or tiles_per_block(form, row_tiles, items, multiprocessors)
+    return LinearGrid(form=form, grid=(-(-row_tiles // tiles), items, 1), bound=bound, tiles=tiles)
+
+
+def tiles_per_block(form: ExpertsForm, row_tiles: int, items: int, multiprocessors: int) -> int:
+    """Row tiles of a block such that all of a few items run at a time, and no more than a block may have."""
+    slots = multiprocessors * form.blocks_per_sm
+    tiles = -(-row_tiles * items // slots)
+    tiles = -(-tiles // form.units) * form.units
+    return max(form.units, min(form.most_tiles, tiles, -(-row_tiles // form.units) * form.units))
+
+
+def most_items(pairs: int, experts: int, tokens: int) -> int:
+    """The most items of up to so many tokens that the pairs of the experts can make."""
+    return min(pairs, experts + pairs // tokens)
+
+
+@attrs.frozen(kw_only=True)
+class ExpertsTuning:
+    """What sweeps may set. tiles: row tiles of a block for gate_up and down, None = as the grid wants it.
+
+    few, many: forms of gate_up and down for pairs that a block looks through and for more, None = `form_for`; the two
+    of many take as many tokens.
+    direct_pairs: up to which one launch makes the outputs.
+    """
+
+    tiles: tuple[int | None, int | None] = (None, None)
+    few: tuple[ExpertsForm | None, ExpertsForm | None] = (None, None)
+    many: tuple[ExpertsForm | None, ExpertsForm | None] = (None, None)
+    direct_pairs: int = DIRECT_PAIRS

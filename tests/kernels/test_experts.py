@@ -1,0 +1,116 @@
+"""The op `experts` on any device: its reference, stacking of experts, and the grids of its launches."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from experts_cases import SCHEMES, outputs, packed_reference, random_choice, random_experts
+from vtensors.errors import RequestError
+from vtensors_formats.fp8 import FP8Weight
+from vtensors_formats.nvfp4 import NVFP4Weight
+from vtensors_kernels.experts.form import form_for, linear_grid, most_items
+from vtensors_kernels.experts.packed import check_experts, stacked
+from vtensors_kernels.reference.experts import experts
+from vtensors_kernels.reference.linear import linear
+from vtensors_kernels.reference.swiglu import swiglu
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
+def test_the_reference_is_the_sum_of_the_chosen_experts(inside: bool) -> None:
+    weights = random_experts("nvfp4", 4, 64, 32, shared=inside)
+    x, gate, residual = torch.randn(5, 64), torch.randn(5, 1), torch.randn(5, 64)
+    shared = None if inside else torch.randn(5, 64)
+    chosen, router = random_choice(5, 4, 2)
+    ours = experts(x, chosen, router, gate, shared, residual, weights, 4)
+    torch.testing.assert_close(ours, outputs(weights, 4, x, chosen, router, gate, shared, residual))
+
+
+def test_the_reference_sums_in_ascending_order_of_experts() -> None:
+    weights = random_experts("fp8-row", 3, 64, 32)
+    x, router = torch.randn(1, 64), torch.tensor([[0.5, 0.25, 0.25]])
+
+    def expert(index: int) -> torch.Tensor:
+        gate, up, down = weights[3 * index : 3 * index + 3]
+        return linear(swiglu(linear(x, gate), linear(x, up)), down)
+
+    wanted = torch.zeros(1, 64)
+    for index, weight in ((0, 0.25), (1, 0.25), (2, 0.5)):
+        wanted = wanted + expert(index) * weight
+    ours = experts(x, torch.tensor([[2, 1, 0]]), router, None, None, None, weights, 3)
+    assert torch.equal(ours, wanted)
+
+
+def test_a_shared_expert_is_given_once() -> None:
+    weights = random_experts("nvfp4", 2, 64, 32, shared=True)
+    x = torch.randn(1, 64)
+    with pytest.raises(RequestError, match="among the weights"):
+        experts(x, torch.tensor([[0]]), torch.ones(1, 1), None, x, None, weights, 2)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_stacked_experts_have_the_values_that_each_had(scheme: str) -> None:
+    weights = random_experts(scheme, 3, 256, 128)[::3]
+    whole = stacked(weights)
+    assert whole.shape == (3 * 128, 256)
+    wanted = torch.cat([weight.dequantize(torch.float32) for weight in weights])
+    assert torch.equal(whole.dequantize(torch.float32), wanted)
+
+
+def test_divisors_and_multipliers_stack() -> None:
+    first, second, *_ = random_experts("nvfp4", 1, 64, 32)
+    assert isinstance(first, NVFP4Weight)
+    divided = attrs.evolve(first, global_scale=None, global_divisor=torch.tensor(4.0))
+    whole = stacked([divided, second])
+    wanted = torch.cat([divided.dequantize(torch.float32), second.dequantize(torch.float32)])
+    assert torch.equal(whole.dequantize(torch.float32), wanted)
+
+
+def test_matrices_of_different_kinds_are_not_stacked() -> None:
+    one, two = random_experts("nvfp4", 1, 64, 32)[0], random_experts("fp8-row", 1, 64, 32)[0]
+    with pytest.raises(RequestError, match="different schemes"):
+        stacked([one, two])
+    block = FP8Weight(
+        codes=torch.zeros(96, 128).to(torch.float8_e4m3fn), scale=torch.ones(1, 1), block=(128, 128)
+    )
+    with pytest.raises(RequestError, match="spans two experts"):
+        stacked([block, block])
+
+
+def test_experts_that_differ_or_leave_tiles_open_are_refused() -> None:
+    weights = random_experts("nvfp4", 2, 64, 32)
+    with pytest.raises(RequestError, match="not the weights"):
+        check_experts(weights, 3)
+    with pytest.raises(RequestError, match="differ in shape"):
+        check_experts([*weights[:3], *random_experts("nvfp4", 1, 64, 48)], 2)
+    with pytest.raises(RequestError, match="does not fill its row tiles"):
+        check_experts(random_experts("fp8-row", 1, 64, 20), 1)
+    with pytest.raises(RequestError, match="bias"):
+        check_experts([*weights[:5], attrs.evolve(weights[5], bias=torch.ones(64))], 2)
+
+
+def test_packed_experts_tell_their_bytes() -> None:
+    packed = packed_reference(random_experts("nvfp4", 2, 256, 64, shared=True), 2)
+    assert (packed.hidden, packed.width, packed.experts, packed.shared) == (256, 64, 2, True)
+    assert packed.nbytes == 3 * ((8 * 2 + 16 * 1) * 1152 + 4 * (128 + 256))
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 16, 31])
+def test_a_grid_covers_every_row_tile_of_every_item(m: int) -> None:
+    for n, k in ((1024, 2048), (2048, 512), (272, 48)):
+        form = form_for(k, 1152, many=False)
+        grid = linear_grid(form, n, m, 8, 256, 132, many=False, shared=True)
+        assert grid.grid[0] * grid.tiles >= n // 16 > (grid.grid[0] - 1) * grid.tiles
+        assert grid.grid[1] == grid.bound + -(-m // 8)
+        assert grid.bound == 8 * m
+        assert grid.shared_bytes <= 48 << 10
+
+
+def test_items_never_exceed_their_bound() -> None:
+    source = torch.Generator().manual_seed(0)
+    for tokens in (8, 32):
+        for pairs in (1, 31, 32, 33, 700):
+            counts = torch.bincount(torch.randint(0, 16, (pairs,), generator=source), minlength=16)
+            assert int((-(-counts // tokens)).sum()) <= most_items(pairs, 16, tokens)
+        assert most_items(16 * (tokens + 1), 16, tokens) >= 32

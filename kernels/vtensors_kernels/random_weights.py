@@ -25,7 +25,8 @@ Maker = Callable[[int, KernelRequest], Weight]
 
 
 def random_weights(request: KernelRequest) -> list[Weight]:
-    """One random weight [rows, K] per part of the request, on its device, with the traits it names.
+    """One random weight [rows, K] per part of the request, on its device, with the traits it names; for `experts` gate,
+    up and down of every expert in turn.
 
     Codes take every value, zero included; scales are such that outputs stay in range. Errors: RequestError for a
     request without shape, a scheme that is not built in, and activations that the scheme never has.
@@ -37,16 +38,25 @@ def random_weights(request: KernelRequest) -> list[Weight]:
         raise RequestError(
             "no random weight can be made of this scheme", seen=request.scheme, accepted=", ".join(_MAKERS)
         )
-    k, device = request.shape[1], request.device
-    weights = []
-    for rows in request.parts:
-        weight = attrs.evolve(make(rows, request), activation=_activation(request))
+    device, weights = request.device, []
+    for rows, k in _sizes(request):
+        asked = attrs.evolve(request, shape=(rows, k), parts=(rows,)) if request.experts else request
+        weight = attrs.evolve(make(rows, asked), activation=_activation(request))
         if "bias" in request.traits:
             weight = attrs.evolve(weight, bias=torch.randn(rows, device=device))
         if "pre_scale" in request.traits:
             weight = attrs.evolve(weight, pre_scale=torch.ones(k, device=device))
         weights.append(weight)
     return weights
+
+
+def _sizes(request: KernelRequest) -> list[tuple[int, int]]:
+    """(rows, columns) of each weight."""
+    k = _k(request)
+    if not request.experts:
+        return [(rows, k) for rows in request.parts]
+    first, up, down = request.parts
+    return [(first, k), (up, k), (down, first)] * (request.experts + ("shared_expert" in request.traits))
 
 
 def _nvfp4(rows: int, request: KernelRequest) -> Weight:

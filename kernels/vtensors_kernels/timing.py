@@ -62,6 +62,12 @@ def _arguments(request: KernelRequest) -> tuple[Any, ...]:
     if request.op == "embedding":
         return torch.randint(0, n, (rows,), device=device), dtype
     x = torch.randn(rows, k, device=device).to(dtype)
+    if request.op == "experts":
+        chosen = (
+            torch.rand(rows, request.experts, device=device).argsort(-1)[:, : request.chosen].to(torch.int32)
+        )
+        router = torch.full(chosen.shape, 1 / request.chosen, device=device)
+        return x, chosen, router, None, None, x
     if request.op == "linear_add":
         return x, torch.randn(rows, n, device=device).to(dtype)
     if request.op.startswith("norm_"):

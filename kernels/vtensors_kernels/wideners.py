@@ -11,7 +11,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 
 THREADS = 256
 HALVES = (torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ class NVFP4Widener:
 
     def __call__(self, out: Tensor) -> Tensor:
         """out: [N, K] contiguous, of the dtype; filled on torch's current stream and returned."""
-        stream = torch.cuda.current_stream(out.device).cuda_stream
+        stream = current_stream(out.device)
         codes, scales = self.codes.data_ptr(), self.block_scale.data_ptr()
         self._launch.call(stream, codes, scales, out.data_ptr(), self._blocks)
         return out
@@ -71,7 +71,7 @@ class FP8Widener:
 
     def __call__(self, out: Tensor) -> Tensor:
         """out: [N, K] contiguous, of the dtype; filled on torch's current stream and returned."""
-        stream = torch.cuda.current_stream(out.device).cuda_stream
+        stream = current_stream(out.device)
         self._launch.call(stream, self.codes.data_ptr(), out.data_ptr(), self._vectors)
         return out
 

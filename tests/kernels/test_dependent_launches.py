@@ -9,7 +9,10 @@ import pytest
 from vtensors_kernels.compiling.sources import load_source, source_names
 
 # Written once, before any launch that reads them; and what bulk copies alone read.
-NEVER_CHANGE = {"blocks", "codes", "block_scale", "row_scale", "bias", "gain", "pre_scale", "global"}
+NEVER_CHANGE = {"blocks", "codes", "block_scale", "row_scale", "bias", "gain", "pre_scale", "global"} | {
+    *("weight", "w"),  # plain ones
+    *("conv", "norm", "rates", "biases"),  # of a delta net
+}
 BY_BULK_COPY = {"staged"}
 DEPENDENT = [name for name in source_names() if "wait_for_predecessors();" in load_source(name).text]
 

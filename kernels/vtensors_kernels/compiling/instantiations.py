@@ -22,8 +22,21 @@ LAUNCHERS: tuple[str, ...] = (
     "nvfp4.wgmma",
     "nvfp4.wgmma_segments",
     "nvfp4.embedding",
+    "nvfp4.quantize_activations",
+    "nvfp4.block_scaled",
     "fp8.repack",
     "fp8.stream",
+    "experts.compiled",
+    "activation_quantizers.fp8",
+    "activation_quantizers.linears",
+    "plain.small",
+    "steps.rms_norm",
+    "steps.router",
+    "steps.next_token",
+    "steps.embedding_rows",
+    "steps.paged_attention",
+    "steps.paged_prefill",
+    "steps.gated_delta_net",
 )
 # Features of the machine code that an instantiation may expect, and the targets whose hardware has each.
 FEATURES: Mapping[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import attrs
+import torch
 
 from vtensors.errors import VtensorsError
 
@@ -109,6 +110,17 @@ class Launch:
             from cuda.bindings import driver
 
             _check((driver.CUresult(status),), self.function.name)
+
+
+def current_stream(device: torch.device) -> int:
+    """torch's current stream on the device, as the driver's handle. device: with its index, or the current device.
+
+    The handle alone costs a thirtieth of torch's object, which is most of what a launch costs (H200: 0.1 us of 3.4).
+    """
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(raw(torch.cuda.current_device() if device.index is None else device.index))
 
 
 def max_active_clusters(function: DeviceFunction, cluster: int, threads: int, shared_bytes: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.fp8.packed import CODE_BYTES, PackedFP8
 from vtensors_kernels.fp8.scales import FP8, block_scales, row_scale, scales_of
 from vtensors_kernels.nvfp4.packed import TILE_ROWS, column_steps, row_tiles
@@ -68,5 +68,5 @@ def _launch(part: FP8, blocks: Tensor, first: int, *, interleaved: bool) -> None
         block=(THREADS, 1, 1),
         arguments=7,
     )
-    stream = torch.cuda.current_stream(blocks.device).cuda_stream
+    stream = current_stream(blocks.device)
     launch.call(stream, codes.data_ptr(), blocks.data_ptr(), n, k, first, int(interleaved), blocks.shape[2])

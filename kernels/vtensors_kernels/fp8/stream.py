@@ -48,7 +48,7 @@ def probe_fp8_stream(request: KernelRequest) -> None:
 
 
 def probe_fp8_segments(request: KernelRequest) -> None:
-    """`probe_wgmma_segments` on FP8 or MXFP8 weights of the request's scheme, their repack held against its reference."""
+    """`probe_wgmma_segments` on weights of the request's scheme, their repack held against its reference."""
     _check_repack(request)
     if request.shape is None:
         raise RequestError("a self-test needs the weight's shape", seen=repr(request))

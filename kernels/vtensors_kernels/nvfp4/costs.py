@@ -31,7 +31,7 @@ _STORED_WIDENING = 1.1
 # A norm in front, in the kernel itself: each block does it for all tokens while the first weights are on their way.
 _NORM_START, _NORM_TOKEN = 1.0, 0.05
 # Launches of their own behind or before a kernel, as selection counts them for the parts.
-_NORM_LAUNCH, _ARGMAX_LAUNCH = 14.0, 4.0
+_NORM_LAUNCH, _ARGMAX_LAUNCH = 2.5, 4.0
 _PICK = 1.5
 # A second copy of a weight that another op reads as stored has to be worth twice the speed.
 _SECOND_COPY = 2.0

@@ -12,7 +12,7 @@ from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream
 from vtensors_kernels.nvfp4.activations import HALVES, dtype_defines, may_depend, output_for
 from vtensors_kernels.nvfp4.repack import aligned
 
@@ -84,7 +84,7 @@ class _Embedding:
         ready = self._ready[dtype]
         launch = ready[tokens - 1] if tokens <= _READY else self._launch(self._functions[dtype], tokens)
         launch.call(
-            torch.cuda.current_stream(ids.device).cuda_stream,
+            current_stream(ids.device),
             ids.data_ptr(),
             self._codes.data_ptr(),
             self._scales.data_ptr(),

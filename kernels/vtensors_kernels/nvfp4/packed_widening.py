@@ -21,7 +21,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.cublas_products import float32_product, scaled_product
 from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, output_for, scaled_x
 from vtensors_kernels.nvfp4.packed import FORMAT, TILE_ROWS
@@ -106,7 +106,7 @@ class PackedWidener:
 
     def __call__(self, out: Tensor) -> Tensor:
         """out: [rows, K] contiguous, of the dtype; filled on torch's current stream and returned."""
-        stream = torch.cuda.current_stream(out.device).cuda_stream
+        stream = current_stream(out.device)
         tiles = self.rows // TILE_ROWS
         self._launch.call(stream, self._blocks.data_ptr(), out.data_ptr(), tiles, self.columns)
         return out
@@ -220,9 +220,9 @@ class _PackedLinear:
         added = 0 if residual is None else residual.data_ptr() + 2 * cut.column
         to = out.data_ptr() + 2 * cut.column
         vectors = int(stride % _COLUMNS_PER_THREAD == 0 and to % 16 == 0 and added % 16 == 0)
-        stream = torch.cuda.current_stream(x.device).cuda_stream
+        stream = current_stream(x.device)
         cut.finish.call(
-            stream, sums.data_ptr(), scale, bias, added, to, x.shape[0], rows, cut.columns, stride, vectors
+            stream, sums.data_ptr(), scale, 0, bias, added, to, x.shape[0], rows, cut.columns, stride, vectors
         )
 
 
@@ -234,7 +234,7 @@ def _finish(packed: PackedMatrix, dtype: torch.dtype, columns: int, *, paired: b
         function=compiled_function(FINISH_SOURCE, "finish_widened_nvfp4", device, defines),
         grid=(wide, -(-_FINISH_BLOCKS // wide), 1),
         block=(THREADS, 1, 1),
-        arguments=10,
+        arguments=11,
     )
 
 

@@ -12,7 +12,7 @@ from vtensors_formats import NVFP4Weight
 from vtensors_formats.weight import Weight
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, TILE_ROWS, PackedNVFP4, column_steps, row_tiles
 
 SOURCE = "common/repack_nvfp4.cu"
@@ -123,6 +123,6 @@ def _launch(part: NVFP4Weight, blocks: Tensor, first: int, *, interleaved: bool)
         block=(THREADS, 1, 1),
         arguments=8,
     )
-    stream = torch.cuda.current_stream(blocks.device).cuda_stream
+    stream = current_stream(blocks.device)
     addresses = codes.data_ptr(), scales.data_ptr(), blocks.data_ptr()
     launch.call(stream, *addresses, n, k, first, int(interleaved), part.group)

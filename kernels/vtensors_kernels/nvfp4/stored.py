@@ -13,7 +13,7 @@ from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
 from vtensors_kernels.compiling.functions import Wanted, compile_many, compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, may_depend, output_for, scaled_x
 from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
 from vtensors_kernels.nvfp4.repack import aligned, row_scale
@@ -126,7 +126,7 @@ class LargestPicker:
 
         A key, read as unsigned, is the order of a value << 32 | 2^32 - 1 - row.
         """
-        stream = torch.cuda.current_stream(keys.device).cuda_stream
+        stream = current_stream(keys.device)
         launch = self._launches[keys.shape[0] - 1]
         launch.call(stream, keys.data_ptr(), ids.data_ptr(), keys.shape[1])
 
@@ -237,7 +237,7 @@ class _StoredLinear:
         launch = launches[(tokens - 1) // size]
         bias = 0 if self.bias is None else self.bias.data_ptr()
         launch.call(
-            torch.cuda.current_stream(x.device).cuda_stream,
+            current_stream(x.device),
             self.codes.data_ptr(),
             self.block_scale.data_ptr(),
             self.row_scale.data_ptr(),

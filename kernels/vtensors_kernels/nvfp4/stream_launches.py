@@ -12,7 +12,13 @@ from vtensors.errors import RequestError
 from vtensors_kernels.compiling.architectures import COMPILED, RUN, target_of
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, float_bits, max_active_clusters
+from vtensors_kernels.compiling.launch import (
+    DeviceFunction,
+    Launch,
+    current_stream,
+    float_bits,
+    max_active_clusters,
+)
 from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
 from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.nvfp4.repack import aligned
@@ -29,8 +35,8 @@ from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
 
 SOURCE, FUNCTION = FORMAT.stream
 EPILOGUES = {"linear": 0, "linear_add": 1, "linear_swiglu": 2, "linear_argmax": 3}
-# What happens to x first: nothing, the weight's pre-scale, an RMSNorm.
-PROLOGUES = {"plain": 0, "pre_scale": 1, "norm": 2}
+# What happens to x first: nothing, the weight's pre-scale, an RMSNorm; or nothing, and each token's sums are scaled.
+PROLOGUES = {"plain": 0, "pre_scale": 1, "norm": 2, "token_scale": 3}
 _ARGUMENTS = 15
 
 
@@ -77,7 +83,7 @@ def _variants(f16: int, *, first: bool, run: bool, few: bool) -> list[tuple[int,
     return [
         (epilogue, prologue)
         for name, epilogue in EPILOGUES.items()
-        for prologue in PROLOGUES.values()
+        for prologue in (PROLOGUES["plain"], PROLOGUES["pre_scale"], PROLOGUES["norm"])
         if prologue != PROLOGUES["norm"] or name in ("linear", "linear_swiglu")
     ]
 
@@ -161,7 +167,7 @@ class StreamLaunches:
         """One launch for m tokens on torch's current stream; x, out, residual, keys, gain are addresses or 0."""
         (n, k), form = self.packed.shape, self.forms[m - 1]
         self.launch_for(m).call(
-            torch.cuda.current_stream(self.device).cuda_stream,
+            current_stream(self.device),
             self._blocks,
             x,
             out,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vtensors_kernels.compiling.functions import compiled_function
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.nvfp4.activations import dtype_defines
 from vtensors_kernels.nvfp4.packed import column_steps
 from vtensors_kernels.packed_matrix import PackedMatrix
@@ -73,7 +73,7 @@ class WgmmaLaunches:
             x = x.contiguous() if not x.is_contiguous() else x.clone()
         packed, m, (n, k) = self.packed, x.shape[0], self.packed.shape
         steps, staged = column_steps(k), workspace.staged.data_ptr()
-        stream = torch.cuda.current_stream(packed.blocks.device).cuda_stream
+        stream = current_stream(packed.blocks.device)
         self.permute.call(stream, x.data_ptr(), _address(packed.pre_scale), staged, x.stride(0), m, k, steps)
         self.multiply.call(
             stream,

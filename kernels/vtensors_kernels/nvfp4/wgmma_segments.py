@@ -116,7 +116,8 @@ class WgmmaSegments:
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """[M, N] of the dtype, [M, N / 2] for linear_swiglu; rounded once; on torch's current stream.
 
-        x: [M, K] of the dtype, M <= 32 (or the format's `most_tokens`), any strides. residual: [M, N], with linear_add. out: to write into.
+        x: [M, K] of the dtype, M <= 32 or the format's `most_tokens`, any strides. residual: [M, N], with linear_add.
+        out: to write into.
         """
         m, most = x.shape[0], max(MAX_TOKENS, self.packed.format.most_tokens)
         check_x(x, k=self.packed.shape[1], dtype=self.dtype)

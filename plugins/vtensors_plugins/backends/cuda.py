@@ -1,4 +1,4 @@
-"""The CUDA backend: NVFP4 linears (`cuda_nvfp4`), FP8 and MXFP8 linears (`cuda_fp8`), exact widening of stored FP8.
+"""The CUDA backend: NVFP4 (`cuda_nvfp4`), FP8 and MXFP8 (`cuda_fp8`), quantized activations (`cuda_w4a4`, `cuda_w8a8`).
 
 Each kernel is launched on a small weight of the same K and held against the reference before it is used. One
 that fails to compile, to launch or to agree loses to the next, with its reason.
@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING
 
 from vtensors.hookspecs import hookimpl
 from vtensors.records import KernelRequest, KernelSpec, PluginInfo
+from vtensors_plugins.backends.cuda_experts import experts_kernels
 from vtensors_plugins.backends.cuda_fp8 import fp8_kernels
 from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, nvfp4_kernels
+from vtensors_plugins.backends.cuda_plain import embedding_kernels
+from vtensors_plugins.backends.cuda_plain_small import plain_kernels
 from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
+from vtensors_plugins.backends.cuda_w4a4 import w4a4_kernels
+from vtensors_plugins.backends.cuda_w8a8 import w8a8_kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +62,11 @@ def vtensors_kernels() -> list[KernelSpec]:
     return [
         *nvfp4_kernels(),
         *fp8_kernels(),
+        *embedding_kernels(),
+        *plain_kernels(),
+        *experts_kernels(),
+        *w4a4_kernels(),
+        *w8a8_kernels(),
         KernelSpec(
             name="linear_fp8_widening",
             op="linear",

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vtensors.errors import VtensorsError
+from vtensors.records import KernelRequest
+from vtensors_kernels.compiling.launch import current_stream
 from vtensors_kernels.nvfp4.wgmma import WgmmaWorkspace
 from vtensors_kernels.reference.linear_argmax import argmax
-from vtensors_kernels.reference.rms_norm import rms_norm
+from vtensors_kernels.steps.rms_norm import norm_rows, why_no_norm_kernel
 
 Call = Callable[..., Tensor]
 
@@ -22,10 +25,20 @@ def for_op(op: str, linear: Call) -> Call:
     linear: (x, residual) for linear_add, else (x), of [M, K]. Errors: those of linear.
     """
     if op.startswith("norm_"):
-        return over_rows(lambda x, gain, eps: linear(rms_norm(x, gain, eps, zero_centered=False)))
+        return over_rows(lambda x, gain, eps: linear(norm_rows(x, gain, eps)))
     if op == "linear_argmax":
         return over_rows(lambda x: argmax(linear(x)))
     return over_rows(linear)
+
+
+def require_norm(request: KernelRequest) -> None:
+    """Raises VtensorsError where `for_op` would compute the norm in front otherwise than the streaming kernels do."""
+    if not request.op.startswith("norm_") or request.shape is None:
+        return
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    reason = why_no_norm_kernel(request.shape[1], dtype, torch.device(request.device))
+    if reason is not None:
+        raise VtensorsError("the norm in front has no kernel", seen=reason)
 
 
 def over_rows(call: Call) -> Call:
@@ -48,7 +61,7 @@ def over_rows(call: Call) -> Call:
 
 def workspace_here(device: torch.device) -> WgmmaWorkspace:
     """The workspace that all layers on this device share which are bound on torch's current stream."""
-    return _workspace(device, torch.cuda.current_stream(device).cuda_stream)
+    return _workspace(device, current_stream(device))
 
 
 @lru_cache(maxsize=16)

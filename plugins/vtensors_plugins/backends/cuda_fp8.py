@@ -8,7 +8,7 @@
     packed_widening           any      packed    any
 
 Packed weights are made once at load. `stream` and `wgmma_segments` give a row the same bits; the latter has no form for
-scales of 128 x 128 blocks, which are of the sums of a column step. Where a kernel computes neither norm nor argmax, torch does around it.
+scales of 128 x 128 blocks, which are of the sums of a column step. Norms and argmax around a kernel are as for NVFP4.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import attrs
 
 from vtensors.records import KernelRequest, KernelSpec
 from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS, SUMS, WGMMA_BLOCKS
-from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
+from vtensors_plugins.backends.cuda_requests import fingerprint_line, norm_refusal, refusal
 
 if TYPE_CHECKING:
     from vtensors_kernels.fp8.packed import PackedFP8
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Call = Callable[..., Any]
 SCHEMES = ("fp8-tensor", "fp8-row", "fp8-block", "mxfp8")
 _SEGMENTS_SCHEMES = ("fp8-tensor", "fp8-row", "mxfp8")
-_SEGMENTS_OPS = tuple(op for op in PACKED_OPS if not op.startswith("norm_"))
 # The packed layout has a scale for so many rows and columns of a block-scaled weight.
 _SCALE_ROWS, _SCALE_COLUMNS = 4, 128
 
@@ -41,8 +40,8 @@ def fp8_kernels() -> list[KernelSpec]:
     return [
         *(_stream(op, "stream", (1, 32)) for op in PACKED_OPS),
         *(_stream(op, "stream_in_parts", (33, 64)) for op in PACKED_OPS),
-        *(_segments(op, "wgmma_segments", (17, 32)) for op in _SEGMENTS_OPS),
-        *(_segments(op, "wgmma_segments_in_parts", (33, 64)) for op in _SEGMENTS_OPS),
+        *(_segments(op, "wgmma_segments", (17, 32)) for op in PACKED_OPS),
+        *(_segments(op, "wgmma_segments_in_parts", (33, 64)) for op in PACKED_OPS),
         *(
             _packed(op, "packed_widening", (1, None), _refuse, _fingerprint_widening, _probe_widening)
             for op in PACKED_OPS
@@ -118,7 +117,9 @@ def _probe_stream(request: KernelRequest) -> None:
 
 def _probe_segments(request: KernelRequest) -> None:
     from vtensors_kernels.fp8.stream import probe_fp8_segments
+    from vtensors_plugins.backends.cuda_calls import require_norm
 
+    require_norm(request)
     probe_fp8_segments(request)
 
 
@@ -138,8 +139,9 @@ def _fingerprint_stream(request: KernelRequest) -> str:
 def _fingerprint_segments(request: KernelRequest) -> str:
     from vtensors_kernels.nvfp4.probes import fingerprint_of
 
-    sources = ("sm90/linear_fp8_wgmma_segments.cu", "sm90/permute_activations.cu", "common/repack_fp8.cu")
-    return fingerprint_line(request, fingerprint_of(request, *sources))
+    sources = ("sm90/linear_fp8_wgmma_segments.cu", "sm90/permute_activations.cu")
+    others = ("common/repack_fp8.cu", "common/rms_norm.cu")
+    return fingerprint_line(request, fingerprint_of(request, *sources, *others))
 
 
 def _fingerprint_widening(request: KernelRequest) -> str:
@@ -169,7 +171,7 @@ def _refuse_segments(request: KernelRequest) -> str | None:
         n, k = request.shape
         if -(-n // 16) * -(-k // 128) >= WGMMA_BLOCKS:
             return f"spans fewer than {WGMMA_BLOCKS} blocks of 16 x 128, not those of {n} x {k}"
-    return _refuse(request)
+    return _refuse(request) or norm_refusal(request)
 
 
 def _refuse_block(size: str) -> str | None:

@@ -9,8 +9,8 @@
     widening          any      as stored                       any
 
 Packed weights are made once at load. `stream` and `wgmma_segments` give a row the same bits at any number of rows; the
-latter has no form with a norm, which would round otherwise. Where a kernel computes neither norm nor argmax, torch
-does around it.
+latter has no form with a norm, which the kernel `rms_norm` makes before it, with the bits of that in `stream`. Where
+other kernels compute no norm, the same does; where one computes no argmax, torch does behind it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtensors.records import KernelRequest, KernelSpec
-from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
+from vtensors_plugins.backends.cuda_requests import fingerprint_line, norm_refusal, refusal
 
 if TYPE_CHECKING:
     from vtensors_formats import NVFP4Weight
@@ -50,7 +50,7 @@ def nvfp4_kernels() -> list[KernelSpec]:
     """Every NVFP4 kernel of the CUDA backend."""
     return [
         *(_stream(op) for op in PACKED_OPS),
-        *(_wgmma_segments(op) for op in PACKED_OPS if not op.startswith("norm_")),
+        *(_wgmma_segments(op) for op in PACKED_OPS),
         *(_wgmma(op) for op in PACKED_OPS),
         *(_packed_widening(op) for op in PACKED_OPS),
         *(_stored(op) for op in STORED_OPS),
@@ -81,8 +81,10 @@ def _wgmma_segments(op: str) -> KernelSpec:
         op,
         "wgmma_segments",
         tokens=(17, 32),
-        refuse=_refuse_wgmma,
-        fingerprint=_depends_on("sm90/linear_nvfp4_wgmma_segments.cu", "sm90/permute_activations.cu"),
+        refuse=_refuse_segments,
+        fingerprint=_depends_on(
+            "sm90/linear_nvfp4_wgmma_segments.cu", "sm90/permute_activations.cu", "common/rms_norm.cu"
+        ),
         targets=("sm_90a",),
         sums=SUMS,
     )
@@ -253,6 +255,10 @@ def _refuse_wgmma(request: KernelRequest) -> str | None:
         if -(-n // 16) * -(-k // 128) >= WGMMA_BLOCKS:
             return f"spans fewer than {WGMMA_BLOCKS} blocks of 16 x 128, not those of {n} x {k}"
     return _refuse(request)
+
+
+def _refuse_segments(request: KernelRequest) -> str | None:
+    return _refuse_wgmma(request) or norm_refusal(request)
 
 
 def _refuse_stored(request: KernelRequest) -> str | None:

@@ -23,7 +23,7 @@ from vtensors_kernels.nvfp4.wgmma_probe import probe_wgmma_rows
 from vtensors_kernels.nvfp4.wgmma_segments import WgmmaSegments, probe_wgmma_segments
 from vtensors_kernels.widening import bind_nvfp4
 from vtensors_kernels.widening_probe import probe_nvfp4
-from vtensors_plugins.backends.cuda_calls import for_op, over_rows, workspace_here
+from vtensors_plugins.backends.cuda_calls import for_op, over_rows, require_norm, workspace_here
 
 Call = Callable[..., Tensor]
 
@@ -99,6 +99,7 @@ def _probe_wgmma(request: KernelRequest) -> None:
 
 
 def _probe_wgmma_segments(request: KernelRequest) -> None:
+    require_norm(request)
     tokens = request.tokens[0], request.tokens[1] or wgmma_segments_form.MAX_TOKENS
     device = torch.device(request.device)
     probe_wgmma_segments(_shape(request), _dtype(request), _plain(request.op), device, tokens)

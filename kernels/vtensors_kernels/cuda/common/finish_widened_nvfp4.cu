@@ -1,9 +1,9 @@
 // What is left of a linear once cuBLAS has the sums, rounded once to 16 bits:
-//   plain:  out[m, r] = sums[m, r] * row_scale[r] + bias[r] + residual[m, r]
-//   VT_SWIGLU:  out[m, 8 i + j] = silu(y[m, 16 i + j]) * y[m, 16 i + 8 + j],  y = sums * row_scale + bias
+//   plain:  out[m, r] = sums[m, r] * row_scale[r] * token_scale[m] + bias[r] + residual[m, r]
+//   VT_SWIGLU:  out[m, 8 i + j] = silu(y[m, 16 i + j]) * y[m, 16 i + 8 + j],  y = sums * row_scale * token_scale + bias
 //
 // Shapes: any M; sums has `rows` columns, a multiple of 16, of which those that fall on out columns below
-// `valid` are written. bias and residual may be null; row_scale may be null (sums are scaled already).
+// `valid` are written. bias, residual, row_scale and token_scale may be null (1 where sums are scaled already).
 // A thread makes 8 columns of every gridDim.y-th row m. Block: kThreads; grid x covers the outputs / 8.
 // Alignment: sums 32 bytes; out and residual 16 bytes where `stride` is a multiple of 8 and so is the first
 // column, else 2. Shared memory: none. Arch: all.
@@ -43,6 +43,7 @@ __device__ __forceinline__ void load_sums(const Sum* __restrict__ from, float (&
 extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void finish_widened_nvfp4(
     const Sum* __restrict__ sums,                 // [M, rows]
     const float* __restrict__ row_scale,          // [rows] or null
+    const float* __restrict__ token_scale,        // [M] or null
     const float* __restrict__ bias,               // [rows] or null
     const unsigned short* __restrict__ residual,  // [M, stride] bf16 or f16, or null
     unsigned short* __restrict__ out,             // [M, stride] bf16 or f16
@@ -66,14 +67,15 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void finish_wide
   for (long long m = blockIdx.y; m < m_rows; m += gridDim.y) {
     float y[kColumns];
     load_sums(sums + m * rows + first, y);
+    const float by_token = token_scale ? token_scale[m] : 1.0f;
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) y[i] = y[i] * scale[i] + add[i];
+    for (int i = 0; i < kColumns; ++i) y[i] = y[i] * (scale[i] * by_token) + add[i];
 #if VT_SWIGLU
     float up[kColumns];
     load_sums(sums + m * rows + first + kColumns, up);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i)
-      y[i] = y[i] / (1.0f + __expf(-y[i])) * (up[i] * scale[kColumns + i] + add[kColumns + i]);
+      y[i] = y[i] / (1.0f + __expf(-y[i])) * (up[i] * (scale[kColumns + i] * by_token) + add[kColumns + i]);
 #endif
     const long long at = m * stride + column;
     if (whole) {

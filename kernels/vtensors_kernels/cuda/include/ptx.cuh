@@ -196,6 +196,13 @@ __device__ __forceinline__ void wait_for_predecessors() {
 #endif
 }
 
+// A number that an earlier kernel wrote; never moved above the wait.
+__device__ __forceinline__ float load_written_float(const float* from) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void sync_threads_of(unsigned barrier, unsigned threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -1,6 +1,7 @@
 #pragma once
 // The consumer warps of linear_*_stream: weights and activations in, sums of a segment out.
 
+#include "include/row_norm.cuh"
 #include "include/stream_layout.cuh"
 
 // Copies `count` blocks of each of `tiles` row tiles, which lie `steps` blocks apart, into a stage of this warp's ring.
@@ -46,30 +47,21 @@ __device__ __forceinline__ void prepare_x(const Problem& p, const Layout& at, fl
   const int columns = min(p.x_steps * kStepColumns, p.k - first);
 #if VT_PROLOGUE == 2
   wait_for_predecessors();
-  // Every token by one warp, in an order that depends on K alone.
+  // Every token by one warp.
   for (int token = warp; token < p.m; token += kWarps) {
     const uint4* row = reinterpret_cast<const uint4*>(p.x + static_cast<long long>(token) * p.k);
     float sum = 0.f;
-    for (int i = lane; i < p.k / 8; i += 32) {
-      const uint4 v = row[i];
-      const unsigned pairs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float even = widen(pairs[j] & 0xffffu), odd = widen(pairs[j] >> 16);
-        sum += even * even;
-        sum += odd * odd;
-      }
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (lane == 0) store_shared_float(at.token_scale + 4 * token, rsqrtf(sum / p.k + eps));
+    for (int i = lane; i < p.k / 8; i += 32) add_squares(sum, row[i]);
+    const float scale = norm_scale(sum, p.k, eps);
+    if (lane == 0) store_shared_float(at.token_scale + 4 * token, scale);
   }
 #endif
   const int padding = p.x_steps * kStepColumns - columns;
-  if (VT_PROLOGUE == 0 && padding == 0) return;
+  constexpr bool kChanged = VT_PROLOGUE == 1 || VT_PROLOGUE == 2;
+  if (!kChanged && padding == 0) return;
   for (int i = warp * 32 + lane; i < p.m * padding; i += kWarps * 32)
     store_shared_16(at.x + i / padding * at.x_row + (columns + i % padding) * 2, 0);
-#if VT_PROLOGUE
+#if VT_PROLOGUE == 1 || VT_PROLOGUE == 2
   sync_threads_of(1, kWarps * 32);
   wait_barrier(at.x_full, 0);
   const int chunks = columns / 8;
@@ -85,8 +77,7 @@ __device__ __forceinline__ void prepare_x(const Problem& p, const Layout& at, fl
     unsigned pairs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      pairs[j] = narrow_pair(widen(pairs[j] & 0xffffu) * scale * gains[2 * j],
-                             widen(pairs[j] >> 16) * scale * gains[2 * j + 1]);
+      pairs[j] = normed_pair(pairs[j], scale, gains[2 * j], gains[2 * j + 1]);
     store_shared_128(place, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
   }
 #endif

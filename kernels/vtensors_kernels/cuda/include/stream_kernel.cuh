@@ -39,7 +39,7 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, VT_B
     const float* __restrict__ row_scale,          // [16 * ceil(N / 16)] what is left of the scale
     const float* __restrict__ bias,               // [16 * ceil(N / 16)] or null
     const unsigned short* residual,               // [M, N] of VT_EPILOGUE 1, likewise
-    const float* __restrict__ gain,               // [K] of VT_PROLOGUE 1 and 2
+    const float* gain,                            // [K] of VT_PROLOGUE 1 and 2, for good; [M] of 3, likewise as x
     unsigned long long* __restrict__ keys,        // [M, gridDim.x * kReducers] of VT_EPILOGUE 3
     float eps,                                    // of VT_PROLOGUE 2
     int m, int n, int k,

@@ -5,6 +5,7 @@
 // kStepScales, BlockReader and BlockPart.
 
 #include "include/ptx.cuh"
+#include "include/segment_sums.cuh"
 #include "include/sixteen_bits.cuh"
 
 #ifndef VT_WARPS
@@ -29,7 +30,7 @@
 #define VT_EPILOGUE 0  // 0: y, 1: y + residual, 2: silu(gate) * up of paired rows, 3: the largest y of each token
 #endif
 #ifndef VT_PROLOGUE
-#define VT_PROLOGUE 0  // 0: x, 1: x * gain, 2: x * rsqrt(mean(x^2) + eps) * gain
+#define VT_PROLOGUE 0  // 0: x, 1: x * gain, 2: x * rsqrt(mean(x^2) + eps) * gain, 3: x, whose sums are scaled by token
 #endif
 
 constexpr int kWarps = VT_WARPS, kTokenTiles = VT_TOKEN_TILES, kRowTiles = VT_ROW_TILES, kReducers = VT_REDUCERS;
@@ -53,7 +54,7 @@ struct Problem {
   const float* row_scale;          // [16 * tiles]
   const float* bias;               // [16 * tiles] or null
   const unsigned short* residual;  // [M, N] of VT_EPILOGUE 1
-  const float* gain;               // [K] of VT_PROLOGUE 1 and 2
+  const float* gain;               // [K] of VT_PROLOGUE 1 and 2; [M] the tokens' scales of 3, from an earlier kernel
   unsigned long long* keys;        // [M, gridDim.x * kReducers] of VT_EPILOGUE 3, see largest.cuh
   int m, n, k;
   int stages, stage_blocks, slots;  // of each consumer's ring, of a stage, row tiles between consumers and reducers
@@ -99,10 +100,3 @@ struct Cursor {
     }
   }
 };
-
-// Bytes into a segment's sums of row `row` of a token: two tokens share 128 bytes, turned so that neither the
-// consumers' stores nor the reducers' loads of four rows meet in a bank.
-__device__ __forceinline__ unsigned sum_offset(int token, int row) {
-  const int line = token / 2;
-  return line * 128 + ((token % 2 * 16 + row + 8 * line) % 32) * 4;
-}

@@ -18,26 +18,17 @@ __device__ __forceinline__ void store_rows(unsigned short* out, const float (&y)
   }
 }
 
-__device__ __forceinline__ float4 add(const float4& a, const float4& b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-// The balanced tree over `count` values, a power of two.
-template <int count>
-__device__ __forceinline__ float4 add_tree(const float4* values) {
-  if constexpr (count == 1) {
-    return values[0];
-  } else {
-    return add(add_tree<count / 2>(values), add_tree<count / 2>(values + count / 2));
-  }
-}
-
 // Scales four rows of one token and stores what the variant asks for.
-__device__ __forceinline__ void finish(const Problem& p, const float4& sum, const float4& scale, int tile, int token,
-                                       int lane, unsigned long long& best) {
+// token_scale: with VT_PROLOGUE 3, behind the row's.
+__device__ __forceinline__ void finish(const Problem& p, const float4& sum, const float4& scale, float token_scale,
+                                       int tile, int token, int lane, unsigned long long& best) {
   const int row = tile * kTileRows + 4 * (lane & 3);
   float y[4] = {scaled_sum(sum.x, scale.x), scaled_sum(sum.y, scale.y), scaled_sum(sum.z, scale.z),
                 scaled_sum(sum.w, scale.w)};
+#if VT_PROLOGUE == 3
+#pragma unroll
+  for (int i = 0; i < 4; ++i) y[i] = scaled_sum(y[i], token_scale);
+#endif
   if (p.bias != nullptr) {
     const float4 bias = *reinterpret_cast<const float4*>(p.bias + row);
     y[0] = added(y[0], bias.x), y[1] = added(y[1], bias.y), y[2] = added(y[2], bias.z), y[3] = added(y[3], bias.w);
@@ -93,6 +84,11 @@ __device__ __forceinline__ void reduce(const Problem& p, const Layout& at, int r
   const unsigned buffer = at.received + reducer * 2 * kCluster * at.message;
   const unsigned arrived = at.arrived + 16 * reducer;
   unsigned long long best[kTokenTiles] = {};
+  float token_scales[kTokenTiles] = {};
+#if VT_PROLOGUE == 3
+#pragma unroll
+  for (int n = 0; n < kTokenTiles; ++n) token_scales[n] = load_written_float(p.gain + min(n * 8 + token, p.m - 1));
+#endif
   Cursor turn;
   for (int round = reducer * kCluster; round < p.tiles; round += kReducers * kCluster) {
     const int own = round + p.rank;
@@ -142,7 +138,7 @@ __device__ __forceinline__ void reduce(const Problem& p, const Layout& at, int r
     if (own < p.tiles) {
 #pragma unroll
       for (int n = 0; n < kTokenTiles; ++n)
-        finish(p, kept_sums[n], scale, p.first_tile + own, n * 8 + token, lane, best[n]);
+        finish(p, kept_sums[n], scale, token_scales[n], p.first_tile + own, n * 8 + token, lane, best[n]);
     }
   }
 #if VT_EPILOGUE == 3

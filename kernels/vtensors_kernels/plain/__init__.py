@@ -1,0 +1,1 @@
+"""Linears over weights of 16 bits as they are stored, on CUDA devices."""

@@ -3,6 +3,8 @@
     python benchmarks/linear.py --marlin DIR --json benchmarks/results/linear-h200.json
     python benchmarks/linear.py --quick --shapes gate_up,o_out --tokens 1,16 --impls vtensors,cublas_bf16
     python benchmarks/linear.py --impls vtensors_fp8,vtensors_fp8_block,vtensors_mxfp8,marlin_fp8,scaled_mm_fp8
+    python benchmarks/linear.py --impls vtensors_fp8,vtensors_fp8_w8a8,vtensors_fp8_w8a8_token,scaled_mm_fp8
+    python benchmarks/linear.py --shapes in_proj_ba,router,shared_gate --impls vtensors_bf16,cublas_bf16
 
 A time is the median of replays of a CUDA graph that rotates over at least 400 MB of copies of the weight. Each
 implementation is first held against float32 on every element, with uninitialised memory poisoned, and again on the
@@ -37,7 +39,7 @@ from torch import Tensor
 
 IMPLS = (table.OURS, table.OURS_APART, table.MARLIN, table.CUBLAS, table.SCALED_MM)
 FP8_IMPLS = (table.OURS_FP8, table.OURS_FP8_BLOCK, table.OURS_MXFP8)
-MORE_IMPLS = (table.MARLIN_FP8, *FP8_IMPLS)
+MORE_IMPLS = (table.MARLIN_FP8, *FP8_IMPLS, *table.W8A8, table.OURS_BF16)
 
 
 @attrs.define(kw_only=True)
@@ -88,7 +90,7 @@ class Run:
 
 def measure_shape(run: Run, shape: str, tokens: list[int], impls: list[str]) -> None:
     """Every row of one shape; an implementation that fails is noted and the others go on."""
-    n, k = table.SHAPES[shape]
+    n, k = table.size_of(shape)
     fixture = make_fixture(n, k, max(tokens), run.device)
     subjects = []
     for impl in impls:
@@ -126,7 +128,7 @@ def measure_shape(run: Run, shape: str, tokens: list[int], impls: list[str]) -> 
 
 def measure(run: Run, shape: str, m: int, subject: Subject, x: Tensor) -> dict[str, Any]:
     """One row. Raises ValueError where a result is wrong."""
-    n, k = table.SHAPES[shape]
+    n, k = table.size_of(shape)
     wanted = subject.product[:m]
     with subject.around():
         error, poisoned, launches = _first_call(subject, x, wanted)
@@ -170,7 +172,7 @@ def _first_call(subject: Subject, x: Tensor, wanted: Tensor) -> tuple[float, boo
             result = call(x)
         return _checked(result, wanted, "a single call"), True, launches
     except ValueError:
-        if subject.impl in (table.OURS, table.OURS_APART, *FP8_IMPLS):
+        if subject.impl in (table.OURS, table.OURS_APART, table.OURS_BF16, *FP8_IMPLS, *table.W8A8):
             raise
         return _checked(call(x), wanted, "a single call"), False, []
 
@@ -193,7 +195,7 @@ def _add_scaled_marlin(run: Run, shape: str, m: int) -> None:
         return
     us = scaled_marlin_us(shape, m, cublas["us"])
     if us is not None:
-        n, k = table.SHAPES[shape]
+        n, k = table.size_of(shape)
         row = {"shape": shape, "n": n, "k": k, "m": m, "impl": table.MARLIN_SCALED, "kernel": "marlin_gemm"}
         run.record["rows"].append({**row, "us": round(us, 3), "share_of_floor": None})
 
@@ -243,7 +245,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", help=f"default: {','.join(table.SHAPES)}")
+    parser.add_argument(
+        "--shapes", help=f"default: {','.join(table.SHAPES)}; also {','.join(table.SHAPES_SMALL)}"
+    )
     parser.add_argument("--tokens", help=f"default: {','.join(map(str, table.TOKENS))}")
     parser.add_argument("--impls", help=f"default: {','.join(IMPLS)}; also {','.join(MORE_IMPLS)}")
     parser.add_argument("--marlin", type=Path, metavar="DIR")
@@ -251,7 +255,8 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="Of the code, where git is not there to ask.")
     parser.add_argument("--quick", action="store_true", help="Three M, shorter graphs, fewer replays.")
     args = parser.parse_args()
-    shapes = _names(args.shapes, tuple(table.SHAPES), tuple(table.SHAPES), "shape")
+    known = (*table.SHAPES, *table.SHAPES_SMALL)
+    shapes = _names(args.shapes, known, tuple(table.SHAPES), "shape")
     impls = _names(args.impls, IMPLS + MORE_IMPLS, IMPLS, "implementation")
     numbers = (1, 16, 64) if args.quick else table.TOKENS
     tokens = sorted({int(word) for word in args.tokens.split(",")}) if args.tokens else list(numbers)
@@ -263,7 +268,7 @@ def main() -> int:
     graph_us, replays = (1500.0, 9) if args.quick else (3000.0, 15)
     record = new_record(measured_on(args.commit), marlin)
     record["method"] = {"rotated_bytes": ROTATED_BYTES, "graph_us": graph_us, "replays": replays}
-    largest = max(bytes_read(impl, *table.SHAPES[shape]) for impl in impls for shape in shapes)
+    largest = max(bytes_read(impl, *table.size_of(shape)) for impl in impls for shape in shapes)
     run = Run(
         record=record,
         path=args.json,

@@ -27,13 +27,27 @@ SHAPES_35B = {
     "35b_2048x512": (2048, 512),
 }
 SHAPES = {**SHAPES_27B, **SHAPES_35B}
+# Unquantized ones, where a launch costs more than the bytes: of the 27B, then of the 35B. Measured when asked for.
+SHAPES_SMALL = {"in_proj_ba": (96, 5120), "router": (257, 2048), "shared_gate": (1, 2048)}
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 
 OURS, OURS_APART = "vtensors", "vtensors_no_pdl"
 MARLIN, MARLIN_SCALED = "marlin_nvfp4", "marlin_nvfp4_published"
 # Ours on FP8 and MXFP8 weights of the same shape; peers: MARLIN_FP8, and SCALED_MM on quantized activations.
 OURS_FP8, OURS_FP8_BLOCK, OURS_MXFP8 = "vtensors_fp8", "vtensors_fp8_block", "vtensors_mxfp8"
+# Ours on FP8 weights with FP8 activations, quantizing them included: a stored scale; one per token, and per row of the
+# weight; a stored scale by the kernels that multiply in 16 bits.
+OURS_W8A8, OURS_W8A8_TOKEN = "vtensors_fp8_w8a8", "vtensors_fp8_w8a8_token"
+OURS_W8A8_EMULATED = "vtensors_fp8_w8a8_emulated"
+W8A8 = (OURS_W8A8, OURS_W8A8_TOKEN, OURS_W8A8_EMULATED)
+OURS_BF16 = "vtensors_bf16"
 CUBLAS, SCALED_MM, MARLIN_FP8 = "cublas_bf16", "scaled_mm_fp8", "marlin_fp8"
+
+
+def size_of(shape: str) -> tuple[int, int]:
+    """(N, K) of a shape's name. Raises KeyError for another."""
+    return SHAPES[shape] if shape in SHAPES else SHAPES_SMALL[shape]
+
 
 # M -> geometric mean over the 27B's shapes of Marlin's time over ours, and the least for any shape.
 WANTED_RATIOS = {
@@ -56,6 +70,9 @@ WANTED_SHARES = {
 }
 STRETCH_SHARE, STRETCH_BYTES, STRETCH_TOKENS = 0.90, 45e6, (1, 2, 4)
 STRETCH_RATIO = {64: 1.3}
+# Of FP8 weights with 16-bit activations: rows M and the goals of `fp8_goals`.
+FP8_FLOOR_TOKENS, FP8_W8A8_TOKENS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
+WANTED_FP8_SHARE, WANTED_FP8_RATIO, WANTED_W8A8_RATIO = 0.85, 1.15, 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -137,6 +154,39 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
                 what = f"M = {m}: {shape}, share of the floor"
                 got = _share(rows, shape, m)
                 found.append(Goal(what=what, wanted=STRETCH_SHARE, got=got, share=True, stretch=True))
+    return found
+
+
+def fp8_goals(rows: Sequence[Row]) -> list[Goal]:
+    """The goals of FP8 weights with 16-bit activations; none where nothing of them was measured.
+
+    Against FP8 activations whichever of W8A8 is fastest counts, quantizing included.
+    """
+    mine = {(r["shape"], r["m"]): float(r["us"]) for r in rows if r["impl"] == OURS_FP8}
+    if not mine:
+        return []
+    found = []
+    for m in FP8_FLOOR_TOKENS:
+        large = [r for r in rows if r["impl"] == OURS_FP8 and r["m"] == m and r["bytes"] >= STRETCH_BYTES]
+        shares = [float(r["share_of_floor"]) for r in large]
+        mean = geometric_mean(shares) if shares else None
+        what = f"FP8, M = {m}: geometric mean share of the floor, weights of 45 MB and more"
+        found.append(Goal(what=what, wanted=WANTED_FP8_SHARE, got=mean, share=True))
+    for what, wanted, impls, tokens in (
+        ("against Marlin FP8", WANTED_FP8_RATIO, (MARLIN_FP8,), FP8_FLOOR_TOKENS),
+        ("against W8A8 with its quantizer", WANTED_W8A8_RATIO, W8A8, FP8_W8A8_TOKENS),
+    ):
+        ratios = {
+            (shape, m): min(float(r["us"]) for r in theirs) / us
+            for (shape, m), us in mine.items()
+            if m in tokens
+            and (theirs := [r for r in rows if (r["shape"], r["m"]) == (shape, m) and r["impl"] in impls])
+        }
+        worst = min(ratios, key=lambda at: ratios[at]) if ratios else None
+        where = "" if worst is None else f"{worst[0]}, M = {worst[1]}"
+        got = None if worst is None else ratios[worst]
+        said = f"FP8, M <= {max(tokens)}: worst shape {what}"
+        found.append(Goal(what=said, wanted=wanted, got=got, where=where))
     return found
 
 

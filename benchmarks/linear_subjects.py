@@ -13,7 +13,9 @@ from peers.marlin import Marlin
 from selected import bind_linear, no_dependent_launches
 from torch import Tensor
 
-from vtensors_formats import FP8Weight, MXFP8Weight, NVFP4Weight
+from vtensors_formats import FP8Weight, MXFP8Weight, NVFP4Weight, PlainWeight
+from vtensors_formats.activations import ActivationQuantizer, FP8StaticActivation
+from vtensors_formats.dynamic_activations import FP8TokenActivation
 
 TensorCall = Callable[[Tensor], Tensor]
 ROWS_AT_ONCE = 16384
@@ -59,9 +61,9 @@ def make_fixture(n: int, k: int, rows: int, device: torch.device) -> Fixture:
 
 def bytes_read(impl: str, n: int, k: int) -> int:
     """Bytes of the weight that an implementation must read."""
-    if impl == table.CUBLAS:
+    if impl in (table.CUBLAS, table.OURS_BF16):
         return 2 * n * k
-    if impl in (table.SCALED_MM, table.MARLIN_FP8, table.OURS_FP8):
+    if impl in (table.SCALED_MM, table.MARLIN_FP8, table.OURS_FP8, *table.W8A8):
         return n * k
     if impl == table.OURS_FP8_BLOCK:
         return n * k + 4 * -(-n // 128) * -(-k // 128)
@@ -79,6 +81,10 @@ def make_subject(impl: str, fixture: Fixture, marlin: Marlin | str, copies: int)
         return _ours(impl, fixture, nbytes, copies)
     if impl in (table.OURS_FP8, table.OURS_FP8_BLOCK, table.OURS_MXFP8):
         return _ours_fp8(impl, fixture, nbytes, copies)
+    if impl == table.OURS_BF16:
+        return _ours_bf16(fixture, nbytes, copies)
+    if impl in table.W8A8:
+        return _ours_w8a8(impl, fixture, nbytes, copies)
     if impl == table.CUBLAS:
         matrix = _bfloat16(fixture.weight)
         matrices = [matrix, *(matrix.clone() for _ in range(copies - 1))]
@@ -137,6 +143,48 @@ def _ours_fp8(impl: str, fixture: Fixture, nbytes: int, copies: int) -> Subject:
         calls=[each.call for each in bound],
         nbytes=nbytes,
         product=_product(fixture.x, plain),
+        kernel=bound[0].kernel_for,
+    )
+
+
+def _ours_bf16(fixture: Fixture, nbytes: int, copies: int) -> Subject:
+    matrix, device = _bfloat16(fixture.weight), fixture.x.device
+    bound = [
+        bind_linear([PlainWeight(tensor=matrix.clone())], "linear", torch.bfloat16, device)
+        for _ in range(copies)
+    ]
+    return Subject(
+        impl=table.OURS_BF16,
+        calls=[each.call for each in bound],
+        nbytes=nbytes,
+        product=fixture.product,
+        kernel=bound[0].kernel_for,
+    )
+
+
+def _ours_w8a8(impl: str, fixture: Fixture, nbytes: int, copies: int) -> Subject:
+    """The codes of `_fp8` under a scale for all or one per row; quantizing x is part of the call."""
+    plain, x = _fp8(fixture.weight), fixture.x
+    activation: ActivationQuantizer = FP8StaticActivation(scale=torch.tensor(_X_SCALE, device=x.device))
+    if impl == table.OURS_W8A8_TOKEN:
+        scale = plain.scale.expand(plain.shape[0], 1).contiguous()
+        plain, activation = attrs.evolve(plain, scale=scale), FP8TokenActivation()
+    bound = [
+        bind_linear(
+            [attrs.evolve(plain, codes=plain.codes.clone(), activation=activation)],
+            "linear",
+            torch.bfloat16,
+            x.device,
+            activations=activation.kind,
+            only="*_emulated*" if impl == table.OURS_W8A8_EMULATED else "*",
+        )
+        for _ in range(copies)
+    ]
+    return Subject(
+        impl=impl,
+        calls=[each.call for each in bound],
+        nbytes=nbytes,
+        product=_product(activation(x.float()), plain),
         kernel=bound[0].kernel_for,
     )
 

@@ -78,9 +78,10 @@ def impls_run(record: Record) -> list[str]:
 
 
 def goals_table(record: Record) -> str:
-    """Every goal with pass or miss, those beyond what is asked last."""
+    """Every goal with pass or miss, those of FP8 where it was measured, those beyond what is asked last."""
     lines = ["| goal | wanted | measured | |", "|---|---|---|---|"]
-    for goal in sorted(table.goals(record["rows"]), key=lambda goal: goal.stretch):
+    goals = [*table.goals(record["rows"]), *table.fp8_goals(record["rows"])]
+    for goal in sorted(goals, key=lambda goal: goal.stretch):
         where = f" ({goal.where})" if goal.where else ""
         what = f"stretch: {goal.what}" if goal.stretch else goal.what
         verdict = f"**{goal.verdict}**" if goal.verdict == "missed" and not goal.stretch else goal.verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import attrs
@@ -49,16 +50,22 @@ class SelectedLinear:
 
 
 def bind_linear(
-    weights: Sequence[Weight], op: str, dtype: torch.dtype, device: torch.device
+    weights: Sequence[Weight],
+    op: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    activations: str = "16bit",
+    only: str = "*",
 ) -> SelectedLinear:
-    """The kernels of the enabled plugins for these weights, one per part, any number of rows; 16-bit activations.
+    """The kernels of the enabled plugins for these weights, one per part, any number of rows.
 
+    activations: as in `KernelRequest`. only: glob of the names of kernels that may be taken.
     Switches act as in a load. Errors: VtensorsError with every
     kernel's reason where none serves the op whole.
     """
-    plan = plan_linear(
-        request_for([weight.shape for weight in weights], weights[0].scheme, op, dtype, device)
-    )
+    request = request_for([weight.shape for weight in weights], weights[0].scheme, op, dtype, device)
+    plan = plan_linear(attrs.evolve(request, activations=activations), only)
     bound = bind_plan(plan, weights, _verdicts(device))
     return SelectedLinear(
         call=bound.call,
@@ -86,7 +93,7 @@ def request_for(
 
 
 @lru_cache(maxsize=256)
-def plan_linear(request: KernelRequest) -> KernelPlan:
+def plan_linear(request: KernelRequest, only: str = "*") -> KernelPlan:
     """The plan for a request with the kernels of the enabled plugins, under `VT_KERNELS` and `VT_AUTOTUNE`."""
     plugins = default_plugins()
     switches = plugins.read_switches()
@@ -96,7 +103,8 @@ def plan_linear(request: KernelRequest) -> KernelPlan:
     cost_of = None
     if switches.flag("VT_AUTOTUNE") and verdicts is not None:
         cost_of = MeasuredCosts(verdicts=verdicts, measure=measure).cost_of
-    return plan_kernels(request, kernels, rules, cost_of=cost_of)
+    allowed = tuple(kernel for kernel in kernels if fnmatchcase(kernel.name, only))
+    return plan_kernels(request, allowed, rules, cost_of=cost_of)
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from vtensors.errors import WeightValueError
 from vtensors.provenance import Provenance
 from vtensors.records import Selected
 
@@ -82,6 +83,7 @@ class FakeModel:
     """Logits of a sequence depend on all of its tokens in their order; `script` makes it say fixed ids.
 
     script: the id with the largest logit after 1, 2, ... generated tokens, counted from `prompt_length`.
+    fail_at: the length of a sequence at which the device fails. refuse: tokens that are an error of the sequence.
     calls: number of tokens in each step, in order.
     """
 
@@ -98,6 +100,7 @@ class FakeModel:
         max_positions: int = 64,
         script: Mapping[int, int] | None = None,
         fail_at: int | None = None,
+        refuse: frozenset[int] | set[int] = frozenset(),
     ) -> None:
         self.checkpoint = FakeCheckpoint(snapshot=files or fake_files())
         self.config: Mapping[str, Any] = {"model_type": "fake"}
@@ -105,6 +108,7 @@ class FakeModel:
         self.max_positions = max_positions
         self.script = dict(script or {})
         self.fail_at = fail_at
+        self.refuse = refuse
         self.calls: list[int] = []
         self.states: list[list[int]] = []
 
@@ -120,6 +124,8 @@ class FakeModel:
         state.extend(token_ids.tolist())
         if len(state) == self.fail_at:
             raise RuntimeError("the device is gone")
+        if not self.refuse.isdisjoint(token_ids.tolist()):
+            raise WeightValueError(f"the model refuses the token {state[-len(token_ids)]}")
         return self._row(state)
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:

@@ -111,6 +111,7 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     executed: Mapping[str, str] | None = None,
     kv_quant: Mapping[int, tuple[float, float]] | None = None,
+    debug_nan: bool = False,
 ) -> Decoder:
     """The model, on the CPU with the reference kernels."""
     options = BuildOptions(
@@ -119,6 +120,7 @@ def tiny_model(
         kernels=reference.vtensors_kernels(),
         executed=executed or {},
         kv_quant=kv_quant,
+        debug_nan=debug_nan,
     )
     model: Decoder = family_of(config).build(config, weights or tiny_weights(config), options)
     return model

@@ -27,7 +27,7 @@ from vtensors.matching import nearest
 from vtensors.modules import Module, find_conflicts, make_modules
 from vtensors.provenance import Provenance
 from vtensors.reading import TensorReader
-from vtensors.records import Architecture, Conflict, KvCacheDeclared, ModelPlan, Weight
+from vtensors.records import Architecture, Conflict, KvCacheDeclared, ModelPlan, TensorSource, Weight
 from vtensors.snapshot import Snapshot
 from vtensors.switches import Switches
 from vtensors.tensor_source import MappedTensors
@@ -240,12 +240,16 @@ class Checkpoint:
         Errors: ClaimError for a name that is not a claimed module (with the reasons, or the nearest name),
         WeightValueError for scales or codes that no writer means.
         """
+        return self.read_from(name, self._source)
+
+    def read_from(self, name: str, source: TensorSource) -> Weight:
+        """As `read`, out of tensors that lie elsewhere. source: gives each tensor of the module's claim."""
         module = self.modules.get(name)
         if module is None:
             raise self._unknown(name)
         owned = self.plugins.registry.conventions[module.convention]
         with blamed_on(owned, f"reading '{name}': the convention '{module.convention}'"):
-            weight = owned.record.read(module.claim, self._source)
+            weight = owned.record.read(module.claim, source)
             if (weight.scheme, tuple(weight.shape)) != (module.scheme, module.shape):
                 found = f"{weight.scheme} {list(weight.shape)}"
                 raise TypeError(f"gave {found} for a claim on {module.scheme} {list(module.shape)}")

@@ -84,5 +84,12 @@ class LockError(VtensorsError):
     moved: tuple[str, ...] = ()
 
 
+class DeviceError(VtensorsError, RuntimeError):
+    """The device failed while it ran a model: out of memory in a step, or an error of CUDA.
+
+    Every request that was in work has ended. A RuntimeError too, as torch's own are; the cause is chained.
+    """
+
+
 class RequestError(VtensorsError):
     """An argument of the Python API or the command line cannot be served."""

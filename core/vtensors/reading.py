@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 
 import attrs
 
@@ -17,10 +18,27 @@ from vtensors.tensors import TensorInfo
 
 # One read call moves less than 2 GiB on Linux and macOS.
 _READ_BYTES = 1 << 30
+# Buffers of one call: IOV_MAX of Linux and macOS. Pages are given back where so many bytes lay behind one another.
+_READ_BUFFERS, _RELEASED_BYTES = 1024, 1 << 20
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """Bytes start, start + 1, ... of a tensor, as many as `into` holds. into: writable, of single bytes."""
+
+    info: TensorInfo
+    into: memoryview
+    start: int = 0
+
+    @property
+    def place(self) -> int:
+        """Where they begin in the file."""
+        return self.info.begin + self.start
 
 
 @attrs.frozen(kw_only=True)
 class _OpenShard:
+    path: str
     descriptor: int
     mapping: mmap.mmap | None
 
@@ -76,23 +94,52 @@ class TensorReader:
                 seen=f"{start}..{stop}",
                 accepted=f"0..{info.nbytes}",
             )
-        descriptor = self._checked(info).descriptor
         data = bytearray(stop - start)
-        view, done = memoryview(data), 0
-        while done < len(data):
-            try:
-                count = os.preadv(descriptor, [view[done : done + _READ_BYTES]], info.begin + start + done)
-            except OSError as cause:
-                raise _unreadable(info.file, cause, tensor=info.name) from cause
-            if count == 0:
-                raise CheckpointError(
-                    "the file ends inside of the tensor: file changed while open",
-                    file=info.file,
-                    tensor=info.name,
-                    seen=f"{done} of {len(data)} bytes",
-                )
-            done += count
+        self._read_run([Wanted(info=info, into=memoryview(data), start=start)])
         return data
+
+    def read_into(self, wanted: Sequence[Wanted], *, release: bool = False) -> None:
+        """Fills every `into`; what lies behind one another in a file is read together.
+
+        release: lets the system take back the pages of the file, where it is much. Errors: as in `bytes_view`.
+        """
+        run: list[Wanted] = []
+        size = 0
+        for one in sorted(wanted, key=lambda one: (one.info.file, one.place)):
+            if run and (
+                one.info.file != run[0].info.file
+                or one.place != run[0].place + size
+                or size + len(one.into) > _READ_BYTES
+                or len(run) == _READ_BUFFERS
+            ):
+                self._read_run(run, release=release)
+                run, size = [], 0
+            run.append(one)
+            size += len(one.into)
+        if run:
+            self._read_run(run, release=release)
+
+    def _read_run(self, run: Sequence[Wanted], *, release: bool = False) -> None:
+        """Reads neighbours of one file, in order."""
+        first = run[0].info
+        descriptor, begin = self._checked(first).descriptor, run[0].place
+        left = [one.into for one in run]
+        size, done = sum(len(view) for view in left), 0
+        while done < size:
+            views = left if size - done <= _READ_BYTES else [left[0][:_READ_BYTES]]
+            try:
+                count = os.preadv(descriptor, views, begin + done)
+            except OSError as cause:
+                raise _unreadable(first.file, cause, tensor=first.name) from cause
+            if count == 0:
+                raise _cut_short(run, done)
+            done += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+        if release and size >= _RELEASED_BYTES and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
 
     def check_mapped(self) -> None:
         """Raises CheckpointError if a mapped file was truncated or written to since its header was read.
@@ -127,7 +174,7 @@ class TensorReader:
                 shard = self._shards[info.file] = self._open(info.file)
             try:
                 # By path, not descriptor: this sees a file put in the other's place too.
-                self._compare(info.file, os.stat(self.snapshot.shard_path(info.file)))
+                self._compare(info.file, os.stat(shard.path))
             except OSError as cause:
                 raise _unreadable(info.file, cause, tensor=info.name) from cause
             return shard
@@ -150,7 +197,7 @@ class TensorReader:
         except CheckpointError:
             os.close(descriptor)
             raise
-        return _OpenShard(descriptor=descriptor, mapping=mapping)
+        return _OpenShard(path=str(path), descriptor=descriptor, mapping=mapping)
 
     def _compare(self, file: str, status: os.stat_result) -> None:
         before, now = self.snapshot.shards[file].identity, FileIdentity.of(status)
@@ -175,6 +222,22 @@ def _map(descriptor: int, size: int) -> mmap.mmap:
     # MAP_NORESERVE (0x4000 in Linux's asm-generic/mman-common.h) no file larger than memory could be mapped.
     flags = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
     return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _cut_short(run: Sequence[Wanted], done: int) -> CheckpointError:
+    """The error of a file that ends after `done` bytes of the run."""
+    at, last = 0, run[0]
+    for one in run:
+        last = one
+        if at + len(one.into) > done:
+            break
+        at += len(one.into)
+    return CheckpointError(
+        "the file ends inside of the tensor: file changed while open",
+        file=last.info.file,
+        tensor=last.info.name,
+        seen=f"{done - at} of {len(last.into)} bytes",
+    )
 
 
 def _unreadable(file: str, cause: OSError, *, tensor: str | None = None) -> CheckpointError:

@@ -83,7 +83,10 @@ def _plan(request: KernelRequest, pool: Pool, decompose: Decompose | None) -> Ke
     whole = _whole(request, pool, decompose)
     if not steps:
         return whole
-    plans = [_plan(step, pool, decompose) for step in steps if step.op not in STEP_COSTS]
+    # The parts of a mixture are hundreds of a few kinds.
+    kinds = dict.fromkeys(step for step in steps if step.op not in STEP_COSTS)
+    planned = {step: _plan(step, pool, decompose) for step in kinds}
+    plans = [planned[step] for step in steps if step.op not in STEP_COSTS]
     parts = [plan for plan in plans if isinstance(plan, KernelPlan)]
     unserved = next((plan for plan in plans if isinstance(plan, tuple)), None)
     if unserved is not None:

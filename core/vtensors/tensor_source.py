@@ -64,6 +64,21 @@ def stored_tensor(
     """
     import torch
 
+    dtype, shape = _typed(info, shape)
+    if len(data) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def typed_tensor(data: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """The whole tensor's stored bytes, [nbytes] uint8 on any device, as `stored_tensor` gives them."""
+    dtype, shape = _typed(info, info.shape)
+    return data.view(dtype).reshape(shape)
+
+
+def _typed(info: TensorInfo, shape: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...]]:
+    import torch
+
     name = _TORCH.get(info.dtype)
     if name is None:
         raise CheckpointError(
@@ -73,9 +88,5 @@ def stored_tensor(
             seen=info.describe(),
             accepted=", ".join(_TORCH),
         )
-    dtype = getattr(torch, name)
-    if info.dtype == "F4":
-        shape = (*shape[:-1], shape[-1] // 2)
-    if len(data) == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype, (*shape[:-1], shape[-1] // 2) if info.dtype == "F4" else shape

@@ -1,4 +1,4 @@
-"""Weights that run slower than they were meant to: told once per cause, counted, refusable.
+"""Weights and models that run slower than they were meant to: told once per cause, counted, refusable.
 
 Three causes: a quantized weight on the reference although the device could have had a kernel; a kernel that failed,
 so that another took its place; a kernel that `VT_KERNELS` asks for where a weight of the scheme has none such. A rule
@@ -55,6 +55,22 @@ def report_fallbacks(
         if line not in in_vain:
             _log.warning("%s", line)
     return len({record.module for record in (*slow, *failed)})
+
+
+def report_slow_runner(device: str, cause: Exception, *, refuse: bool) -> int:
+    """1, a fallback: the reference runner runs a model on a device that could have had a fast one; one line says why.
+
+    refuse: `VT_STRICT=fallbacks`. Raises RequestError instead of the line where it is set.
+    """
+    reason = str(cause) or type(cause).__name__
+    if refuse:
+        raise RequestError(
+            f"the model would run on the reference runner on {device}, and VT_STRICT=fallbacks refuses that",
+            seen=reason,
+            fix="mend the cause, or unset VT_STRICT",
+        ) from cause
+    _log.warning("fallback: %s: the reference runner is used, which is exact, not fast: %s", device, reason)
+    return 1
 
 
 def _runs_on(record: Selected, references: set[str]) -> bool:

@@ -1,24 +1,23 @@
-"""`LLM`: prompts in, completions out. The step loop is `LLM._steps`."""
+"""`LLM`: prompts in, completions out. The step loop is `Engine.step`."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
 from vtensors.errors import RequestError
 from vtensors_engine.chat import ChatTemplate, Message, open_chat_template
 from vtensors_engine.devices import resolve_device, resolve_dtype
+from vtensors_engine.engine import Engine, Event
 from vtensors_engine.outputs import Completion, StreamPiece, Timing
 from vtensors_engine.prompts import Prompt, check_params, check_prompt, params_per_prompt, token_prompts
-from vtensors_engine.runner import ReferenceRunner, Runner, SteppedModel
-from vtensors_engine.sampling import SamplingParams, new_generator, sample
+from vtensors_engine.runner import SteppedModel
+from vtensors_engine.runner_choice import make_runner
+from vtensors_engine.sampling import SamplingParams, new_generator
 from vtensors_engine.sequence import Sequence
 from vtensors_engine.text import (
     Detokenizer,
@@ -32,10 +31,10 @@ from vtensors_engine.text import (
 if TYPE_CHECKING:
     from vtensors.lock import Lock
     from vtensors.provenance import Provenance
+    from vtensors.switches import Switches
 
 OnPiece = Callable[[int, StreamPiece], None]
-
-_log = logging.getLogger("vtensors")
+OnError = Literal["raise", "return"]
 
 
 class OpenCheckpoint(Protocol):
@@ -45,6 +44,8 @@ class OpenCheckpoint(Protocol):
     def snapshot(self) -> SideFiles: ...
     @property
     def provenance(self) -> Provenance: ...
+    @property
+    def switches(self) -> Switches: ...
 
 
 class LoadedModel(SteppedModel, Protocol):
@@ -66,7 +67,10 @@ class LLM:
     dtype: what it computes in; None is float32 on the CPU, and the checkpoint's own dtype on CUDA.
     activations, kv_cache_dtype, lock: as `load_model` takes them.
     max_sequences: most prompts in work at the same time; no result depends on it.
+    max_tokens: most tokens of prompts and completions in the KV cache of a CUDA device at the same time; None
+    takes what fits. The reference runner has no such bound.
 
+    Calls that are in work at the same time, such as two streams, share the steps. Not for several threads.
     Raises what `load_model` raises, and RequestError for arguments that cannot be served.
     """
 
@@ -80,12 +84,12 @@ class LLM:
         revision: str | None = None,
         kv_cache_dtype: str = "auto",
         max_sequences: int = 32,
+        max_tokens: int | None = None,
         lock: Lock | str | PathLike[str] | None = None,
     ) -> None:
-        if type(max_sequences) is not int or max_sequences < 1:
-            raise RequestError(
-                "max_sequences cannot be used", seen=repr(max_sequences), accepted="an integer >= 1"
-            )
+        for name, value in (("max_sequences", max_sequences), ("max_tokens", max_tokens)):
+            if not (value is None and name == "max_tokens") and (type(value) is not int or value < 1):
+                raise RequestError(f"{name} cannot be used", seen=repr(value), accepted="an integer >= 1")
         if isinstance(model, str | PathLike):
             # Imported here: an LLM over a loaded model needs nothing of the loader.
             from vtensors_engine.loading import load_model
@@ -111,10 +115,9 @@ class LLM:
         files = self.model.checkpoint.snapshot
         self._tokenizer = open_tokenizer(files)
         self.end_token_ids = end_token_ids(files, self._tokenizer)
-        self._runner: Runner = ReferenceRunner(self.model)
-        if self.model.device.type != "cpu":
-            _log.warning("%s: the reference runner is used; it is exact, not fast", self.model.device)
-        self._max_running = min(max_sequences, self._runner.capacity or max_sequences)
+        self.engine = Engine(make_runner(self.model, max_sequences=max_sequences, max_tokens=max_tokens))
+        # Events of steps that one call took and that another call has still to read.
+        self._events: list[Event] = []
         self._chat_template: ChatTemplate | None = None
 
     @property
@@ -130,6 +133,7 @@ class LLM:
         params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
         on_piece: OnPiece | None = None,
+        on_error: OnError = "raise",
         timing: Timing | None = None,
     ) -> list[Completion]:
         """One completion per prompt, in their order.
@@ -138,8 +142,15 @@ class LLM:
         on_piece: called with the prompt's place and what each token adds. timing: filled while it runs.
         Everything is checked before any work: RequestError names the prompt or parameter. A completion that
         meets the model's last position ends there with `length`.
+
+        A prompt that fails later stops no other. on_error: `raise` the error of the first one when all others
+        have finished, or `return` its completion with them, with finish_reason `error` and the message.
+        Raises DeviceError, whatever on_error is, where the device fails.
         """
-        return self._generate(token_prompts(prompts, self._tokenizer), params, on_piece, timing)
+        if on_error not in ("raise", "return"):
+            raise RequestError("on_error cannot be used", seen=repr(on_error), accepted="raise, return")
+        ids = token_prompts(prompts, self._tokenizer)
+        return self._generate(ids, params, on_piece, timing, on_error)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, timing: Timing | None = None
@@ -153,7 +164,7 @@ class LLM:
         if len(ids) != 1:
             raise RequestError("one prompt can be streamed at a time", seen=f"{len(ids)} prompts")
         sequences = self._sequences(ids, params)
-        return self._pieces(sequences, timing or Timing())
+        return self._pieces(sequences, timing)
 
     def chat(
         self,
@@ -166,7 +177,7 @@ class LLM:
     ) -> Completion:
         """The assistant's next message in a conversation. Arguments as in `chat_prompt` and `generate`."""
         prompt = tuple(self.chat_prompt(messages, variables=variables))
-        return self._generate([prompt], params, on_piece, timing)[0]
+        return self._generate([prompt], params, on_piece, timing, "raise")[0]
 
     def chat_prompt(
         self,
@@ -192,11 +203,14 @@ class LLM:
         params: SamplingParams | SequenceOf[SamplingParams] | None,
         on_piece: OnPiece | None,
         timing: Timing | None,
+        on_error: OnError,
     ) -> list[Completion]:
         sequences = self._sequences(prompts, params)
-        for sequence, piece in self._steps(sequences, timing or Timing()):
+        for event in self._run(sequences, timing):
             if on_piece is not None:
-                on_piece(sequence.index, piece)
+                on_piece(event.sequence.index, event.piece)
+        if on_error == "raise":
+            _raise_first(sequences)
         return [sequence.completion() for sequence in sequences]
 
     def _sequences(
@@ -227,63 +241,46 @@ class LLM:
             detokenizer=None if self._tokenizer is None else Detokenizer(self._tokenizer),
         )
 
-    def _pieces(self, sequences: list[Sequence], timing: Timing) -> Iterator[StreamPiece]:
+    def _pieces(self, sequences: list[Sequence], timing: Timing | None) -> Iterator[StreamPiece]:
         """The pieces of the only sequence; a reader that stops early ends the steps at once."""
-        steps = self._steps(sequences, timing)
+        events = self._run(sequences, timing)
         try:
-            for _, piece in steps:
-                yield piece
+            for event in events:
+                yield event.piece
         finally:
-            steps.close()
+            events.close()
+        _raise_first(sequences)
 
-    def _steps(self, sequences: list[Sequence], timing: Timing) -> Generator[tuple[Sequence, StreamPiece]]:
-        """Admit and prefill, then one token for each that runs, until all have finished."""
-        waiting, running = deque(sequences), list[Sequence]()
+    def _run(self, sequences: list[Sequence], timing: Timing | None) -> Generator[Event]:
+        """The events of these sequences until all have ended; those of others are kept for their readers."""
+        own = set(sequences)
+        for sequence in sequences:
+            self.engine.add(sequence)
         try:
-            while waiting or running:
-                while waiting and len(running) < self._max_running:
-                    sequence = waiting.popleft()
-                    running.append(sequence)
-                    piece = self._prefill(sequence, timing)
-                    yield sequence, piece
-                running = self._unfinished(running)
-                if running:
-                    pieces = self._decode(running, timing)
-                    yield from zip(running, pieces, strict=True)
-                    running = self._unfinished(running)
+            while own_events := self._next_events(own, timing):
+                yield from own_events
         finally:
-            # A reader has left or a step has failed: nothing stays behind in the runner.
-            for sequence in (*running, *waiting):
-                sequence.abort()
-                self._release(sequence)
+            # A reader has left, or a step has failed: nothing stays behind in the engine.
+            for sequence in sequences:
+                self.engine.cancel(sequence)
+            self._events = [event for event in self._events if event.sequence not in own]
 
-    def _prefill(self, sequence: Sequence, timing: Timing) -> StreamPiece:
-        started = time.perf_counter()
-        sequence.handle, logits = self._runner.start(sequence.prompt_token_ids)
-        token = sample(logits, sequence.params, sequence.generator)
-        timing.prefill_seconds += time.perf_counter() - started
-        timing.prefill_tokens += len(sequence.prompt_token_ids)
-        return sequence.append(token)
+    def _next_events(self, own: set[Sequence], timing: Timing | None) -> list[Event]:
+        """Steps until there is an event of these sequences; [] where all have ended and been told."""
+        while True:
+            found = [event for event in self._events if event.sequence in own]
+            if found or all(sequence.finish_reason is not None for sequence in own):
+                self._events = [event for event in self._events if event.sequence not in own]
+                return found
+            self._events += self.engine.step(timing)
 
-    def _decode(self, running: list[Sequence], timing: Timing) -> list[StreamPiece]:
-        started = time.perf_counter()
-        handles = [sequence.handle for sequence in running if sequence.handle is not None]
-        rows = self._runner.step(handles, [sequence.last_token for sequence in running])
-        tokens = [
-            sample(row, sequence.params, sequence.generator)
-            for row, sequence in zip(rows, running, strict=True)
-        ]
-        timing.decode_seconds += time.perf_counter() - started
-        timing.decode_tokens += len(tokens)
-        return [sequence.append(token) for sequence, token in zip(running, tokens, strict=True)]
 
-    def _unfinished(self, running: list[Sequence]) -> list[Sequence]:
-        for sequence in running:
-            if sequence.finish_reason is not None:
-                self._release(sequence)
-        return [sequence for sequence in running if sequence.finish_reason is None]
-
-    def _release(self, sequence: Sequence) -> None:
-        if sequence.handle is not None:
-            handle, sequence.handle = sequence.handle, None
-            self._runner.release(handle)
+def _raise_first(sequences: list[Sequence]) -> None:
+    """The error of the first sequence that failed; a note says which where there are several."""
+    for sequence in sequences:
+        if sequence.failure is not None:
+            if len(sequences) > 1:
+                sequence.failure.add_note(
+                    f"prompt {sequence.index} of {len(sequences)}; the others have finished"
+                )
+            raise sequence.failure

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -21,18 +22,15 @@ from vtensors.inspection import activation_warnings, scheme_rows
 from vtensors.lock import Lock
 from vtensors.manager import Plugins
 from vtensors.provenance import Provenance
-from vtensors.records import Progress, Selected, Weight
+from vtensors.records import Selected
 from vtensors_engine.devices import resolve_device, resolve_dtype
 from vtensors_engine.fallbacks import report_fallbacks
-from vtensors_formats import PlainWeight
-from vtensors_formats import Weight as CanonicalWeight
+from vtensors_engine.weight_reading import WeightReading
 from vtensors_kernels.self_tests import measured_costs, verdicts_for
 from vtensors_plugins.architectures.build import BuildOptions
 from vtensors_plugins.architectures.checkpoint_inputs import (
-    HEAD,
     CheckpointWeights,
     config_dtype,
-    dequantizes_head,
     executed_modes,
     kernel_rules,
     planned_modules,
@@ -68,6 +66,11 @@ class LoadedModel:
     def provenance(self) -> Provenance:
         """Source, commit and header hashes of the checkpoint."""
         return self.checkpoint.provenance
+
+    @property
+    def decoder(self) -> Any:
+        """What the architecture built, with its kernels bound."""
+        return self._model
 
     @property
     def vocab_size(self) -> int:
@@ -181,7 +184,7 @@ def load_model(
         _log.warning("%s: says %s; found %s; followed: %s", *attrs.astuple(conflict)[:4])
     compute = asked or config_dtype(checkpoint)
     modules = planned_modules(checkpoint)
-    reading = _Reading(checkpoint=checkpoint, modules=modules, device=place, dtype=compute)
+    reading = WeightReading(checkpoint=checkpoint, modules=modules, device=place, dtype=compute)
     verdicts = verdicts_for(checkpoint, place)
     options = BuildOptions(
         dtype=compute,
@@ -192,12 +195,14 @@ def load_model(
         rules=kernel_rules(checkpoint),
         cost_of=measured_costs(checkpoint, verdicts),
         verdicts=verdicts,
+        debug_nan=checkpoint.switches.flag("VT_DEBUG_NAN"),
     )
     module, function = architecture.build.split(":")
     weights = CheckpointWeights(modules=modules, read=reading.read)
-    model = getattr(import_module(module), function)(checkpoint.config, weights, options)
+    with closing(reading):
+        model = getattr(import_module(module), function)(checkpoint.config, weights, options)
     reading.tell(len(modules))
-    selected = tuple(_as_declared(record, checkpoint, modules) for record in model.selected)
+    selected = tuple(_declared_records(model.selected, checkpoint, modules))
     strict = "fallbacks" in checkpoint.switches.names("VT_STRICT")
     report_fallbacks(selected, options.kernels, place.type, refuse=strict, rules=options.rules)
     for record in selected:
@@ -211,40 +216,24 @@ def load_model(
     )
 
 
-@attrs.define(kw_only=True)
-class _Reading:
-    """Reads weights as the builder asks for them, puts them on the device, and tells how far it is."""
+def _declared_records(
+    records: Iterable[Selected], checkpoint: Checkpoint, modules: Mapping[str, str]
+) -> Iterator[Selected]:
+    """The builder's records under the checkpoint's module names, with what is declared of each module.
 
-    checkpoint: Checkpoint
-    modules: Mapping[str, str]
-    device: torch.device
-    dtype: torch.dtype
-    _seen: set[str] = attrs.field(factory=set, init=False)
-
-    def read(self, name: str) -> Weight:
-        if name not in self._seen and len(self._seen) % 256 == 0:
-            self.tell(len(self._seen))
-        self._seen.add(name)
-        module = self.modules[name]
-        weight = self.checkpoint.read(module)
-        if name == HEAD and dequantizes_head(self.checkpoint):
-            _log.warning("VT_LMHEAD_QUANTIZED=0: %s (%s) is dequantised at load", module, weight.scheme)
-            bias = weight.bias if isinstance(weight, CanonicalWeight) else None
-            weight = PlainWeight(tensor=weight.dequantize(self.dtype), bias=bias)
-        return weight.to(self.device)
-
-    def tell(self, done: int) -> None:
-        total = len(self.modules)
-        self.checkpoint.plugins.progress(Progress(task="load", done=done, total=total, unit="tensors"))
-
-
-def _as_declared(record: Selected, checkpoint: Checkpoint, modules: Mapping[str, str]) -> Selected:
-    """The builder's record under the checkpoint's module names, with what is declared of the module."""
-    module = checkpoint.modules.get(modules.get(record.module, ""))
-    if module is None:
-        return record
-    group = tuple(modules.get(name, name) for name in record.group)
-    return attrs.evolve(record, module=module.name, declared=module.declared, group=group)
+    Modules of one group share its names: a mixture has hundreds.
+    """
+    groups: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for record in records:
+        module = checkpoint.modules.get(modules.get(record.module, ""))
+        if module is None:
+            yield record
+            continue
+        key = id(record.group)
+        if key not in groups:
+            # The record's own tuple is kept beside it, so that no other gets its identity.
+            groups[key] = record.group, tuple(modules.get(name, name) for name in record.group)
+        yield attrs.evolve(record, module=module.name, declared=module.declared, group=groups[key][1])
 
 
 def _kv_quant(checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:

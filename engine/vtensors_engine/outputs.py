@@ -8,7 +8,7 @@ import attrs
 
 from vtensors_engine.sampling import SampledToken
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @attrs.frozen(kw_only=True)
@@ -19,8 +19,10 @@ class Completion:
         None where the checkpoint has no tokenizer.
     token_ids: every generated id, the one that ended it included.
     logprobs: one entry per token, None where none were asked for.
-    finish_reason: `stop` an end id or stop string, `length` max_tokens or the model's positions, `abort`.
+    finish_reason: `stop` an end id or stop string, `length` max_tokens or the model's positions, `abort` it was
+        cancelled, `error` it failed; then the rest is what it had until there.
     seed: that its generator was started with; the same seed and parameters give the same tokens again.
+    error: the message of what failed, None where nothing did.
     """
 
     text: str | None
@@ -29,6 +31,7 @@ class Completion:
     finish_reason: FinishReason
     seed: int
     logprobs: tuple[SampledToken, ...] | None = None
+    error: str | None = None
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -161,10 +161,28 @@ def new_generator(seed: int | None) -> tuple[torch.Generator, int]:
     return generator, started
 
 
+def largest_token(logits: torch.Tensor) -> int:
+    """The greedy choice of logits [V]: the index of the largest, the lowest of equal ones.
+
+    Raises VtensorsError when no logit is largest: NaN, +inf, or all of them -inf.
+    """
+    return int((logits == _finite_largest(logits)).nonzero()[0, 0])
+
+
+def not_finite(count: int, largest: float) -> VtensorsError:
+    """The error for logits without a largest one. count: of the row."""
+    return VtensorsError(
+        "the model's logits are not finite",
+        seen=f"largest of {count}: {largest}",
+        fix="run with dtype float32, check the checkpoint with `vtensors verify`, and let VT_DEBUG_NAN=1 name "
+        "the first layer whose output is not finite",
+    )
+
+
 def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> SampledToken:
     """The next token of one sequence.
 
-    logits: [V], in the model's dtype; greedy compares them as they are, everything else is float32.
+    logits: [V], in the model's dtype, on any device; greedy compares them as they are, everything else is float32.
     generator: on the CPU; one number is drawn from it per token, none when greedy.
 
     Order: temperature, top_k, top_p, min_p; each works on what the one before has left, renormalised.
@@ -175,16 +193,12 @@ def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Genera
         raise VtensorsError(
             "logits of one row are needed", seen=f"shape {list(logits.shape)}", accepted="[V]"
         )
-    largest = logits.max()
-    if not torch.isfinite(largest):
-        raise VtensorsError(
-            "the model's logits are not finite",
-            seen=f"largest of {logits.numel()}: {largest.item()}",
-            fix="run with dtype float32, and check the checkpoint with `vtensors verify`",
-        )
+    # On the CPU whatever the model's device, so that a seed means the same tokens everywhere.
+    logits = logits.to("cpu")
     if params.temperature == 0:
-        token = int((logits == largest).nonzero()[0, 0])
+        token = largest_token(logits)
     else:
+        _finite_largest(logits)
         token = _draw(probabilities(logits, params), generator)
     if params.logprobs is None:
         return SampledToken(token_id=token)
@@ -197,11 +211,13 @@ def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     scores = (scores - scores.max()) / max(params.temperature, _SMALLEST_TEMPERATURE)
     probs = torch.softmax(scores, dim=0)
     if params.top_k or params.top_p < 1:
-        # Stable, so that equal tokens stay in the order of their ids.
-        ordered, order = torch.sort(probs, descending=True, stable=True)
+        ordered, order = _candidates(probs, params)
         if params.top_k:
             ordered[params.top_k :] = 0
-            ordered /= ordered.sum()
+            # Summed in its full length: the rounding must not depend on how many candidates there are.
+            whole = torch.zeros_like(probs)
+            whole[: len(ordered)] = ordered
+            ordered /= whole.sum()
         # A token stays while those before it have not reached top_p; the first always stays.
         before = torch.cumsum(ordered, dim=0) - ordered
         if params.top_p < 1:
@@ -210,6 +226,32 @@ def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.min_p:
         probs = probs.masked_fill(probs < params.min_p * probs.max(), 0)
     return probs / probs.sum()
+
+
+def _candidates(probs: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_leading`, at least those that top_k and top_p leave; to sort a large vocabulary takes 20 ms."""
+    if params.top_k:
+        return _leading(probs, torch.topk(probs, min(params.top_k, probs.numel())).values[-1])
+    for fraction in (1e-2, 1e-4):
+        found = _leading(probs, probs.max() * fraction)
+        # Beyond rounding, so that none behind them can count.
+        if float(torch.cumsum(found[0], dim=0)[-1]) >= params.top_p + 1e-6:
+            return found
+    return _leading(probs, torch.zeros(()))
+
+
+def _leading(values: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values from floor on, the largest first, equal ones in the order of their ids; and their ids."""
+    ids = (values >= floor).nonzero()[:, 0]
+    ordered, order = torch.sort(values[ids], descending=True, stable=True)
+    return ordered, ids[order]
+
+
+def _finite_largest(logits: torch.Tensor) -> torch.Tensor:
+    largest = logits.max()
+    if not torch.isfinite(largest):
+        raise not_finite(logits.numel(), float(largest))
+    return largest
 
 
 def _draw(probs: torch.Tensor, generator: torch.Generator) -> int:
@@ -224,6 +266,9 @@ def _draw(probs: torch.Tensor, generator: torch.Generator) -> int:
 
 def _with_logprobs(logits: torch.Tensor, token: int, count: int) -> SampledToken:
     logprobs = torch.log_softmax(logits.to(torch.float32), dim=0)
-    ordered, order = torch.sort(logprobs, descending=True, stable=True)
-    top = zip(order[:count].tolist(), ordered[:count].tolist(), strict=True)
-    return SampledToken(token_id=token, logprob=float(logprobs[token]), top_logprobs=tuple(top))
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        floor = torch.topk(logprobs, min(count, logprobs.numel())).values[-1]
+        ordered, order = _leading(logprobs, floor)
+        top = tuple(zip(order[:count].tolist(), ordered[:count].tolist(), strict=True))
+    return SampledToken(token_id=token, logprob=float(logprobs[token]), top_logprobs=top)

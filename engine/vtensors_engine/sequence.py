@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from vtensors.errors import VtensorsError
 from vtensors_engine.outputs import Completion, FinishReason, StreamPiece
 from vtensors_engine.sampling import SampledToken, SamplingParams
 from vtensors_engine.stops import StopBuffer
@@ -17,7 +18,8 @@ class Sequence:
 
     index: place of the prompt in the request. limit: most tokens to generate, max_tokens cut to the model's
     positions. end_ids: ids that end it. seed: that `generator` was started with.
-    handle: the runner's, None before the prompt has been processed and after release.
+    handle: the runner's, None before it is admitted and after release. launched: tokens that launched steps will
+    give it. failure: why it ended with `error`.
     """
 
     index: int
@@ -29,13 +31,20 @@ class Sequence:
     seed: int
     detokenizer: Detokenizer | None
     handle: int | None = None
+    launched: int = 0
     sampled: list[SampledToken] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
+    failure: VtensorsError | None = None
     _texts: list[str] = attrs.field(factory=list, init=False)
     _stops: StopBuffer = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._stops = StopBuffer(self.params.stop)
+
+    @property
+    def chosen_on_host(self) -> bool:
+        """Whether a token needs the logits; the device itself makes greedy choices."""
+        return self.params.temperature != 0 or self.params.logprobs is not None
 
     @property
     def last_token(self) -> int:
@@ -66,6 +75,12 @@ class Sequence:
             self._texts.append(self._rest())
             self.finish_reason = "abort"
 
+    def fail(self, failure: VtensorsError) -> StreamPiece:
+        """End it with an error, and return the text that was held back."""
+        self.failure, self.finish_reason = failure, "error"
+        self._texts.append(self._rest())
+        return StreamPiece(text=self._texts[-1], token_ids=(), finish_reason="error")
+
     def completion(self) -> Completion:
         """The result; `abort` where the sequence has not ended."""
         return Completion(
@@ -75,6 +90,7 @@ class Sequence:
             finish_reason=self.finish_reason or "abort",
             seed=self.seed,
             logprobs=None if self.params.logprobs is None else tuple(self.sampled),
+            error=None if self.failure is None else str(self.failure),
         )
 
     def _rest(self) -> str:

@@ -38,6 +38,9 @@ class Decoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids."""
 
+    def is_silent(self, token_id: int) -> bool:
+        """Whether `decode` leaves the id out, whatever its neighbours are."""
+
 
 class Tokenizer:
     """The tokenizer of a checkpoint, as its tokenizer.json defines it.
@@ -59,6 +62,8 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self._add_bos_token = add_bos_token
         self._bos_id = self.token_id(self.special_tokens.get("bos_token"))
+        added = inner.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of the text.
@@ -92,6 +97,10 @@ class Tokenizer:
             return str(self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
         except BaseException as cause:
             raise _unreadable(cause) from cause
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether `decode` leaves the id out: a special token, or one that the tokenizer does not know."""
+        return token_id in self._special_ids or self._inner.id_to_token(token_id) is None
 
     def token_id(self, token: str | None) -> int | None:
         """The id of one whole token, None where there is no such token."""
@@ -209,25 +218,28 @@ class Detokenizer:
     """
 
     decoder: Decoder
-    token_ids: list[int] = attrs.field(factory=list, init=False)
+    _heard: list[int] = attrs.field(factory=list, init=False)
     _prefix: int = attrs.field(default=0, init=False)
     _read: int = attrs.field(default=0, init=False)
 
     def push(self, token_id: int) -> str:
         """The text that the token completes, often empty."""
-        self.token_ids.append(token_id)
+        # A run of tokens without text would make the window, and the time of every token, longer and longer.
+        if self.decoder.is_silent(token_id):
+            return ""
+        self._heard.append(token_id)
         piece = self._new_text()
         if not piece or piece.endswith(REPLACEMENT):
             return ""
-        self._prefix, self._read = self._read, len(self.token_ids)
+        self._prefix, self._read = self._read, len(self._heard)
         return piece
 
     def flush(self) -> str:
         """What is still kept back; a character that never became whole is U+FFFD."""
         piece = self._new_text()
-        self._prefix = self._read = len(self.token_ids)
+        self._prefix = self._read = len(self._heard)
         return piece
 
     def _new_text(self) -> str:
-        known = self.decoder.decode(self.token_ids[self._prefix : self._read])
-        return self.decoder.decode(self.token_ids[self._prefix :])[len(known) :]
+        known = self.decoder.decode(self._heard[self._prefix : self._read])
+        return self.decoder.decode(self._heard[self._prefix :])[len(known) :]

@@ -44,6 +44,12 @@ SWITCHES = (
         ),
     ),
     Switch(
+        name="VT_DEBUG_NAN",
+        kind="bool",
+        default="0",
+        summary="Name the first layer whose output is not finite, as an error; every layer waits for the one before.",
+    ),
+    Switch(
         name="VT_KERNELS",
         kind="str",
         default="",

@@ -78,3 +78,24 @@ def test_without_rows_nothing_is_met() -> None:
 
 def test_the_head_weighs_715_megabytes() -> None:
     assert goals.nvfp4_bytes(*goals.SHAPES["lm_head"]) == 715_161_600
+
+
+def test_fp8_is_held_against_the_floor_and_against_what_quantizes_its_activations_too() -> None:
+    assert goals.fp8_goals([row("down", 1, goals.OURS, 5.0)]) == []
+    rows = [
+        row("gate_up", 1, goals.OURS_FP8, 12.5, bytes=178_000_000),
+        row("o_out", 1, goals.OURS_FP8, 40.0, bytes=31_000_000),
+        row("gate_up", 1, goals.OURS_W8A8, 13.0),
+        row("gate_up", 1, goals.OURS_W8A8_EMULATED, 12.0),
+        row("gate_up", 32, goals.OURS_W8A8, 1.0),
+        row("gate_up", 32, goals.OURS_FP8, 12.5, bytes=178_000_000),
+        row("o_out", 1, goals.MARLIN_FP8, 50.0),
+    ]
+    found = {goal.what: goal for goal in goals.fp8_goals(rows)}
+    share = found["FP8, M = 1: geometric mean share of the floor, weights of 45 MB and more"]
+    assert share.got == pytest.approx(0.8)
+    assert found["FP8, M = 2: geometric mean share of the floor, weights of 45 MB and more"].got is None
+    against = found["FP8, M <= 16: worst shape against W8A8 with its quantizer"]
+    assert against.got == pytest.approx(0.96)
+    assert (against.where, against.verdict) == ("gate_up, M = 1", "missed")
+    assert found["FP8, M <= 8: worst shape against Marlin FP8"].got == pytest.approx(1.25)

@@ -13,9 +13,13 @@ import torch
 from project.source_tree import REPOSITORY
 
 SCRIPTS = (
+    "benchmarks/experts.py",
+    "benchmarks/gated_delta_net.py",
     "benchmarks/linear.py",
     "benchmarks/segments_sweep.py",
     "benchmarks/stream_sweep.py",
+    "benchmarks/w4a4.py",
+    "benchmarks/w8a8_products.py",
     "benchmarks/wgmma_limits.py",
     "benchmarks/wgmma_sweep.py",
     "benchmarks/widening.py",
@@ -24,6 +28,7 @@ SCRIPTS = (
 # Run on a CPU, or only imported by the others.
 OTHERS = {"convert_speed", "cuda_device", "graph_timing", "linear_goals", "linear_subjects", "linear_table"}
 OTHERS |= {"load_memory", "measured_on", "read_ceiling", "selected", "verify_speed"}
+OTHERS |= {"synthetic", "synthetic_configs", "synthetic_models", "synthetic_values"}
 
 
 def _script(path: str) -> ModuleType:

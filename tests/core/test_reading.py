@@ -11,7 +11,7 @@ import pytest
 from builders import write_safetensors
 from vtensors.errors import CheckpointError, RequestError
 from vtensors.provenance import local_provenance
-from vtensors.reading import TensorReader
+from vtensors.reading import TensorReader, Wanted
 from vtensors.snapshot import Snapshot, open_snapshot
 
 BOTH = pytest.mark.parametrize("mmap", [True, False], ids=["mmap", "pread"])
@@ -185,3 +185,68 @@ def test_a_reader_that_nobody_closes_gives_its_files_back(path, mmap):
     for _ in range(20):
         TensorReader(snapshot, mmap=mmap).read_copy(snapshot.tensors["a"])
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def wanted_of(snapshot: Snapshot, *parts: tuple[str, int, int]) -> tuple[list[Wanted], bytearray]:
+    """The parts (name, start, stop), one after the other in one buffer."""
+    memory = bytearray(sum(stop - start for _, start, stop in parts))
+    view, place, found = memoryview(memory), 0, []
+    for name, start, stop in parts:
+        into = view[place : place + stop - start]
+        found.append(Wanted(info=snapshot.tensors[name], into=into, start=start))
+        place += stop - start
+    return found, memory
+
+
+def test_parts_of_several_tensors_are_read_into_given_memory(path):
+    snapshot = opened(path)
+    with TensorReader(snapshot, mmap=False) as reader:
+        wanted, memory = wanted_of(snapshot, ("b", 1, 3), ("a", 0, 4), ("none", 0, 0), ("b", 0, 1))
+        reader.read_into(wanted, release=True)
+        assert bytes(memory) == b"\x06\x07\x01\x02\x03\x04\x05"
+
+
+def test_neighbours_in_a_file_are_read_by_one_call(path, monkeypatch):
+    snapshot = opened(path)
+    calls = []
+    plain = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *call: calls.append(call) or plain(*call))
+    with TensorReader(snapshot, mmap=False) as reader:
+        wanted, memory = wanted_of(snapshot, ("b", 0, 3), ("a", 0, 4))
+        reader.read_into(wanted)
+        assert len(calls) == 1
+        assert bytes(memory) == b"\x05\x06\x07\x01\x02\x03\x04"
+
+
+def test_a_call_that_reads_less_goes_on_where_it_ended(path, monkeypatch):
+    snapshot = opened(path)
+    plain = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, at: plain(file, [views[0][:2]], at))
+    with TensorReader(snapshot, mmap=False) as reader:
+        wanted, memory = wanted_of(snapshot, ("a", 0, 4), ("b", 0, 3))
+        reader.read_into(wanted)
+        assert bytes(memory) == b"\x01\x02\x03\x04\x05\x06\x07"
+
+
+def test_the_tensor_that_a_file_ends_in_is_named(path, monkeypatch):
+    snapshot = opened(path)
+    plain = os.preadv
+    calls = iter(range(9))
+    monkeypatch.setattr(
+        os,
+        "preadv",
+        lambda file, views, at: 0 if next(calls) else plain(file, [*views[:1], views[1][:1]], at),
+    )
+    with TensorReader(snapshot, mmap=False) as reader:
+        wanted, _ = wanted_of(snapshot, ("a", 0, 4), ("b", 0, 3))
+        with pytest.raises(CheckpointError, match="1 of 3 bytes") as caught:
+            reader.read_into(wanted)
+        assert caught.value.tensor == "b"
+
+
+def test_bytes_between_the_wanted_ones_are_left_out(path):
+    snapshot = opened(path)
+    with TensorReader(snapshot, mmap=False) as reader:
+        wanted, memory = wanted_of(snapshot, ("a", 0, 2), ("b", 1, 3))
+        reader.read_into(wanted)
+        assert bytes(memory) == b"\x01\x02\x06\x07"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_pieces_of_any_text_join_to_the_text(text: str) -> None:
     assert "".join(pieces) == text
 
 
-@given(st.lists(st.integers(0, 319), max_size=60))
+@given(st.lists(st.one_of(st.integers(0, 330), st.integers(0, 2)), max_size=60))
 def test_pieces_of_any_ids_join_to_the_full_decode(ids: list[int]) -> None:
     pieces = pieces_of(TOKENIZER, ids)
     assert "".join(pieces) == TOKENIZER.decode(ids)
@@ -66,6 +67,23 @@ def test_special_tokens_have_no_text_unless_asked_for() -> None:
 
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     assert TOKENIZER.decode([100_000]) == ""
+
+
+def test_tokens_without_text_make_the_next_one_no_slower() -> None:
+    seen: list[int] = []
+
+    class Counting:
+        def decode(self, token_ids: Sequence[int]) -> str:
+            seen.append(len(token_ids))
+            return TOKENIZER.decode(token_ids)
+
+        def is_silent(self, token_id: int) -> bool:
+            return TOKENIZER.is_silent(token_id)
+
+    detokenizer = Detokenizer(Counting())
+    ids = [*TOKENIZER.encode("the "), *[2, 100_000] * 500, *TOKENIZER.encode("word")]
+    assert "".join([*(detokenizer.push(token) for token in ids), detokenizer.flush()]) == "the word"
+    assert max(seen) < 8
 
 
 def test_leading_spaces_survive_a_decoder_that_strips_the_first_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vtensors
-from fake_model import FakeModel
+from fake_model import FakeModel, fake_files
 from vtensors.errors import RequestError
 from vtensors_engine.devices import resolve_device, resolve_dtype
 from vtensors_engine.llm import LLM
@@ -98,3 +98,17 @@ def test_what_is_neither_text_nor_a_path_names_no_checkpoint(source: Any) -> Non
         vtensors.open_checkpoint(source)
     with pytest.raises(RequestError, match="names no checkpoint"):
         vtensors.load_model(source, device="cpu")
+
+
+def test_without_a_tokenizer_ids_work_and_text_is_refused_with_the_file() -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    llm = LLM(FakeModel(files=fake_files(tokenizer__json=None)))
+    completion = llm.generate([5, 6], greedy)[0]
+    assert (len(completion.token_ids), completion.text) == (8, None)
+    for call in (
+        lambda: llm.generate("text", greedy),
+        lambda: llm.generate([5], SamplingParams(stop="x")),
+        lambda: llm.chat([{"role": "user", "content": "x"}]),
+    ):
+        with pytest.raises(RequestError, match=r"tokenizer\.json(.|\n)*lists of token ids"):
+            call()

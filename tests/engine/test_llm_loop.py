@@ -1,19 +1,27 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from fake_model import FakeModel, fake_files
-from vtensors.errors import RequestError, VtensorsError
+from fake_model import FakeModel
+from vtensors.errors import DeviceError, RequestError, WeightValueError
 from vtensors_engine.llm import LLM
 from vtensors_engine.outputs import StreamPiece, Timing
-from vtensors_engine.runner import ReferenceRunner
+from vtensors_engine.runner import ReferenceRunner, Row, Step
 from vtensors_engine.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+
+
+def assert_nothing_is_left(llm: LLM) -> None:
+    runner = llm.engine.runner
+    assert isinstance(runner, ReferenceRunner)
+    assert runner._sequences == {}
+    assert not llm.engine.busy
 
 
 def greedy_by_hand(model: FakeModel, prompt: list[int], count: int) -> list[int]:
@@ -53,21 +61,19 @@ def test_a_completion_does_not_depend_on_its_company(max_sequences: int) -> None
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
-    model = FakeModel()
-    llm = LLM(model, max_sequences=2)
-    runner = ReferenceRunner(model)
+    llm = LLM(FakeModel(), max_sequences=2)
+    runner = llm.engine.runner
     seen: list[int] = []
-    inner = runner.step
+    inner = runner.decode
 
-    def step(handles: list[int], tokens: list[int]) -> torch.Tensor:
-        seen.append(len(handles))
-        return inner(handles, tokens)
+    def decode(rows: Sequence[Row]) -> Step:
+        seen.append(len(rows))
+        return inner(rows)
 
-    runner.step = step  # type: ignore[assignment]
-    llm._runner = runner
+    runner.decode = decode  # type: ignore[method-assign]
     llm.generate(PROMPTS, GREEDY)
     assert max(seen) == 2
-    assert runner._states == {}
+    assert_nothing_is_left(llm)
 
 
 def test_one_prompt_is_a_string_or_a_list_of_ids_and_several_may_be_mixed() -> None:
@@ -192,14 +198,16 @@ def test_a_reader_that_stops_early_leaves_nothing_in_the_runner() -> None:
     pieces = llm.stream([5, 6], GREEDY)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert llm._runner._states == {}  # type: ignore[attr-defined]
+    assert_nothing_is_left(llm)
 
 
 def test_a_failing_step_is_passed_on_and_leaves_nothing_in_the_runner() -> None:
     llm = LLM(FakeModel(fail_at=4))
-    with pytest.raises(RuntimeError, match="the device is gone"):
+    with pytest.raises(RuntimeError, match="the device is gone") as caught:
         llm.generate([[5], [6, 7, 8]], GREEDY)
-    assert llm._runner._states == {}  # type: ignore[attr-defined]
+    assert isinstance(caught.value, DeviceError)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert_nothing_is_left(llm)
 
 
 def test_pieces_name_the_prompt_they_belong_to() -> None:
@@ -226,19 +234,6 @@ def test_the_reported_seed_gives_the_same_tokens_again() -> None:
     assert llm.generate([5], SamplingParams(max_tokens=8, seed=first.seed))[0] == first
 
 
-def test_without_a_tokenizer_ids_work_and_text_is_refused_with_the_file() -> None:
-    llm = LLM(FakeModel(files=fake_files(tokenizer__json=None)))
-    completion = llm.generate([5, 6], GREEDY)[0]
-    assert (len(completion.token_ids), completion.text) == (8, None)
-    for call in (
-        lambda: llm.generate("text", GREEDY),
-        lambda: llm.generate([5], SamplingParams(stop="x")),
-        lambda: llm.chat([{"role": "user", "content": "x"}]),
-    ):
-        with pytest.raises(RequestError, match=r"tokenizer\.json(.|\n)*lists of token ids"):
-            call()
-
-
 def test_a_chat_is_rendered_and_its_own_special_tokens_are_enough() -> None:
     llm = LLM(FakeModel())
     completion = llm.chat([{"role": "user", "content": "word"}], GREEDY)
@@ -256,14 +251,40 @@ def test_prompts_and_steps_are_timed_apart() -> None:
     assert Timing().decode_rate() is None
 
 
-def test_a_runner_refuses_empty_prompts_and_handles_it_did_not_give() -> None:
-    runner = ReferenceRunner(FakeModel())
-    with pytest.raises(VtensorsError, match="empty prompt"):
-        runner.start([])
-    with pytest.raises(VtensorsError, match="handle 3"):
-        runner.step([3], [5])
-    with pytest.raises(VtensorsError, match="handle 3"):
-        runner.release(3)
-    handle, row = runner.start([5])
-    assert row.shape == (320,)
-    assert runner.step([handle, handle], [6, 7]).shape == (2, 320)
+def test_a_prompt_that_fails_stops_no_other_and_its_error_is_raised_behind_them() -> None:
+    model = FakeModel(refuse={6})
+    prompts = [[5], [6, 7], [9, 10]]
+    expected = [greedy_by_hand(FakeModel(), prompt, 8) for prompt in (prompts[0], prompts[2])]
+    llm = LLM(model)
+    first, failed, last = llm.generate(prompts, GREEDY, on_error="return")
+    assert [first.token_ids, last.token_ids] == expected
+    assert (first.error, first.finish_reason) == (None, "length")
+    assert (failed.finish_reason, failed.token_ids) == ("error", [])
+    assert "refuses the token 6" in (failed.error or "")
+    seen: list[tuple[int, StreamPiece]] = []
+    with pytest.raises(WeightValueError, match="refuses the token 6") as caught:
+        llm.generate(prompts, GREEDY, on_piece=lambda index, piece: seen.append((index, piece)))
+    assert caught.value.__notes__ == ["prompt 1 of 3; the others have finished"]
+    for place, index in enumerate((0, 2)):
+        assert [t for i, piece in seen if i == index for t in piece.token_ids] == expected[place]
+    assert [piece.finish_reason for index, piece in seen if index == 1] == ["error"]
+    with pytest.raises(WeightValueError):
+        list(llm.stream([6], GREEDY))
+    with pytest.raises(RequestError, match="on_error"):
+        llm.generate(prompts, GREEDY, on_error="hide")  # type: ignore[arg-type]
+    assert_nothing_is_left(llm)
+
+
+def test_two_streams_and_a_call_between_them_share_the_steps() -> None:
+    llm = LLM(FakeModel())
+    expected = [greedy_by_hand(FakeModel(), prompt, 8) for prompt in PROMPTS]
+    streams = [llm.stream(prompt, GREEDY) for prompt in PROMPTS[:2]]
+    told: list[list[int]] = [[], []]
+    for ids, stream in zip(told, streams, strict=True):
+        ids.extend(next(stream).token_ids)
+    assert llm.generate(PROMPTS[2], GREEDY)[0].token_ids == expected[2]
+    for ids, stream in zip(told, streams, strict=True):
+        ids.extend(token for piece in stream for token in piece.token_ids)
+    assert told == expected[:2]
+    assert llm._events == []
+    assert_nothing_is_left(llm)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_engine.sampling import (
@@ -177,3 +179,52 @@ def test_zero_logprobs_give_the_chosen_one_alone_and_none_gives_nothing() -> Non
 
 def test_more_logprobs_than_tokens_give_all_of_them() -> None:
     assert len(draw(LOGITS, SamplingParams(logprobs=10)).top_logprobs) == 4
+
+
+@given(st.data())
+def test_the_filters_leave_what_sorting_the_whole_vocabulary_leaves_bit_for_bit(data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from([1, 2, 30, 2000]))
+    spread = data.draw(st.sampled_from([0.01, 1.0, 5.0, 40.0]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10_000)))
+    # Rounded, so that there are ties.
+    logits = ((torch.randn(size, generator=generator) * spread * 4).round() / 4).to(dtype)
+    params = SamplingParams(
+        temperature=data.draw(st.sampled_from([0.2, 1.0, 3.0])),
+        top_k=data.draw(st.sampled_from([0, 1, 3, 40, 5000])),
+        top_p=data.draw(st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0])),
+        logprobs=data.draw(st.sampled_from([0, 1, 7, 3000])),
+    )
+    scores = logits.to(torch.float32)
+    probs = torch.softmax((scores - scores.max()) / params.temperature, dim=0)
+    ordered, order = torch.sort(probs, descending=True, stable=True)
+    if params.top_k:
+        ordered[params.top_k :] = 0
+        ordered /= ordered.sum()
+    before = torch.cumsum(ordered, dim=0) - ordered
+    if params.top_p < 1:
+        ordered[1:].masked_fill_(before[1:] >= params.top_p, 0)
+    if params.top_k or params.top_p < 1:
+        probs = torch.zeros_like(probs).scatter_(0, order, ordered)
+    assert torch.equal(probabilities(logits, params), probs / probs.sum())
+    logprobs = torch.log_softmax(scores, dim=0)
+    ordered, order = torch.sort(logprobs, descending=True, stable=True)
+    top = list(zip(order.tolist(), ordered.tolist(), strict=True))[: params.logprobs]
+    assert list(draw(logits, params).top_logprobs) == top
+
+
+@pytest.mark.gpu
+def test_a_seed_means_the_same_tokens_for_logits_on_a_device() -> None:
+    logits = torch.randn(5000) * 3
+    for dtype in (torch.float32, torch.bfloat16):
+        here = logits.to(dtype)
+        for changes in (
+            {},
+            {"top_p": 0.9},
+            {"top_k": 7},
+            {"min_p": 0.1},
+            {"temperature": 0.0, "logprobs": 3},
+        ):
+            params = SamplingParams(**{"logprobs": 2, **changes})
+            for seed in range(20):
+                assert draw(here.to("cuda"), params, seed) == draw(here, params, seed)

@@ -20,7 +20,9 @@ class KernelRequest:
     tokens: fewest and most rows M that the kernel must serve; None = no upper bound.
     traits: what else the weight brings, of `bias`, `pre_scale`, `row_scale` (a global scale per row), `group32`,
     `block64x64` (rows and columns of a scale's block where they are not 128 x 128), `shared` (another op needs the
-    stored layout too).
+    stored layout too), `shared_expert` (an expert that every token has is among the weights).
+    experts, chosen: of a mixture, all experts and those of a token; shape and parts are then of one expert's gate
+    and up, and of its gate, up and down. 0 for other ops.
     assumed: the device is not there and is only asked about; what this machine lacks (a compiler, a driver) must
     not count against a kernel. Nothing is bound or probed for such a request.
     """
@@ -36,6 +38,8 @@ class KernelRequest:
     tokens: tuple[int, int | None] = (1, None)
     traits: frozenset[str] = frozenset()
     assumed: bool = False
+    experts: int = 0
+    chosen: int = 0
 
 
 @attrs.frozen(kw_only=True)

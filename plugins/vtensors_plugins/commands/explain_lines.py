@@ -31,6 +31,9 @@ def row_lines(
     """
     request = row.request
     shape = "" if request.shape is None else f" {request.shape[0]} x {request.shape[1]}"
+    if request.experts:
+        shape += f" and {request.shape[1]} x {request.shape[0] // 2}" if request.shape is not None else ""
+        shape += f" of {request.experts} experts, {request.chosen} a token"
     said = f"{' + '.join(row.algorithms)} of {row.convention}" if row.algorithms else row.convention
     count = f"  x{len(row.modules)}" if len(row.modules) > 1 else ""
     declared = " and ".join(row.declared)

@@ -196,7 +196,7 @@ def _side_by_side(leaves: Iterable[list[PlannedGroup]]) -> list[list[list[Planne
 def _row(checkpoint: Checkpoint, kernels: Kernels, group: PlannedGroup, device: ReportDevice) -> ExplainRow:
     """The row of one group, without what differs from layer to layer; equal for groups that are alike."""
     modules = [checkpoint.modules[name] for name in group.modules if name in checkpoint.modules]
-    name = "|".join(map(without_numbers, group.modules))
+    name = "|".join(dict.fromkeys(map(without_numbers, group.modules)))
     return ExplainRow(
         name=name if len(group.modules) > 1 else name.rpartition(".")[0],
         modules=(),

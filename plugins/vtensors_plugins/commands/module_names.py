@@ -19,9 +19,33 @@ def collapsed(groups: Iterable[Sequence[str]]) -> str:
     """One name for groups of modules that differ in their numbers only, such as layers and experts.
 
     `model.layers.{0-63}.mlp.gate_proj|up_proj`: the numbers as ranges, the names of one group's modules behind
-    what they share, joined by `|`. Raises ValueError where the groups differ in more than numbers.
+    what they share, joined by `|`; names that repeat within a group but for numbers, such as those of experts, are
+    ranges too, behind a `+` where others repeat otherwise. Raises ValueError where groups differ in more than numbers.
     """
     found = [tuple(group) for group in groups]
+    if len(set(map(without_numbers, found[0]))) < len(found[0]):
+        return " + ".join(_side(side) for side in _repeating(found))
+    return _side(found)
+
+
+def _repeating(groups: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
+    """The groups taken apart into small ones in which no name repeats but for numbers: a list per kind of those."""
+    kinds: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for group in groups:
+        times: dict[str, list[str]] = {}
+        for name in group:
+            times.setdefault(without_numbers(name), []).append(name)
+        alike: dict[int, list[list[str]]] = {}
+        for names in times.values():
+            alike.setdefault(len(names), []).append(names)
+        for columns in alike.values():
+            kind = tuple(without_numbers(names[0]) for names in columns)
+            kinds.setdefault(kind, []).extend(zip(*columns, strict=True))
+    return list(kinds.values())
+
+
+def _side(found: Sequence[tuple[str, ...]]) -> str:
+    """`collapsed` of groups in which no name repeats but for numbers."""
     shapes = {tuple(map(without_numbers, group)) for group in found}
     if len(shapes) != 1:
         raise ValueError(f"these are not one group of names: {sorted(shapes)[:3]}")

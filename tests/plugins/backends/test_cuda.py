@@ -57,6 +57,15 @@ def _request(
     return attrs.evolve(plain, **changes)
 
 
+def _served_activations(kernel: KernelSpec) -> str:
+    """The first of the modes that the kernel computes with."""
+    for scheme in kernel.schemes:
+        for mode in ("16bit", "fp4", "fp8-static", "fp8-dynamic"):
+            if kernel.refuse(_request(kernel.op, GATE_UP, scheme=scheme, activations=mode)) is None:
+                return mode
+    return "none"
+
+
 def _plan(request: KernelRequest) -> KernelPlan:
     return plan_kernels(request, KERNELS, decompose=DECOMPOSE)
 
@@ -81,6 +90,8 @@ def test_each_record_is_sound_named_after_its_op_and_tested_before_use(kernel: K
 def test_paired_rows_are_a_layout_of_their_own() -> None:
     layouts: dict[tuple[str, str], set[str]] = {}
     for kernel in cuda.vtensors_kernels():
+        if _served_activations(kernel) != "16bit":
+            continue
         for scheme in kernel.schemes:
             layouts.setdefault((kernel.op, scheme), set()).add(kernel.layout)
     for scheme, one, paired in (
@@ -105,6 +116,8 @@ def test_paired_rows_are_a_layout_of_their_own() -> None:
         ("linear_add", DOWN),
         ("linear_swiglu", GATE_UP),
         ("linear_argmax", HEAD),
+        ("norm_linears", (16384, 5120)),
+        ("norm_linear_swiglu", GATE_UP),
     ],
 )
 def test_a_hopper_streams_few_rows_multiplies_more_by_warpgroups_and_widens_beyond(
@@ -121,16 +134,13 @@ def test_a_hopper_streams_few_rows_multiplies_more_by_warpgroups_and_widens_beyo
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        ("norm_linears", (16384, 5120)),
-        ("norm_linear_swiglu", GATE_UP),
+        ("norm_linears", (1024, 2048)),
         ("linear_swiglu", (1024, 2048)),
         ("linear_add", (2048, 512)),
         ("linear_add", (5120, 6144)),
     ],
 )
-def test_a_norm_in_front_and_small_weights_are_streamed_up_to_32_rows(
-    op: str, shape: tuple[int, int]
-) -> None:
+def test_small_weights_are_streamed_up_to_32_rows(op: str, shape: tuple[int, int]) -> None:
     assert _chosen(_plan(_request(op, shape))) == {
         (1, 32): f"{op}_nvfp4_stream",
         (33, 64): f"{op}_nvfp4_wgmma",
@@ -216,10 +226,30 @@ def test_a_missing_compiler_counts_against_a_device_that_is_there(monkeypatch: p
     )
     for kernel in cuda.vtensors_kernels():
         if kernel.schemes == ("nvfp4",):
-            request = _request(kernel.op, capability=SPARK, assumed=False)
+            shape = GATE_UP if kernel.op.startswith("norm_") else DOWN
+            mode = _served_activations(kernel)
+            request = _request(kernel.op, shape, capability=SPARK, assumed=False, activations=mode)
+            request = attrs.evolve(request, activations=_served_activations(kernel))
             assert "NVRTC 12.4 does not know sm_121a" in str(kernel.refuse(request)), kernel.name
             assert kernel.refuse(attrs.evolve(request, capability=HOPPER)) is None
             assert kernel.refuse(attrs.evolve(request, assumed=True)) is None
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "f16", "f32"])
+def test_plain_embeddings_are_gathered_by_their_kernel_where_columns_allow(scheme: str) -> None:
+    for columns, kernel in ((5120, "embedding_plain"), (5124, "embedding_reference")):
+        for traits in ((), ("shared",)):
+            request = _request("embedding", (248320, columns), scheme=scheme, traits=traits)
+            assert _chosen(_plan(request)) == {(1, None): kernel}
+    wide = _request("embedding", HEAD, scheme=scheme, dtype="float32")
+    assert _chosen(_plan(wide)) == {(1, None): "embedding_reference"}
+
+
+@pytest.mark.parametrize("op", ["norm_linears", "norm_linear_swiglu"])
+def test_rows_too_long_for_the_norm_kernel_are_streamed_up_to_32_rows(op: str) -> None:
+    long = _request(op, (1024, 16400))
+    assert "rows of up to 16384 columns" in str(_kernel(f"{op}_nvfp4_wgmma_segments").refuse(long))
+    assert _chosen(_plan(long))[1, 32] == f"{op}_nvfp4_stream"
 
 
 @pytest.mark.parametrize("name", ["stream", "wgmma", "packed_widening", "stored", "widening"])

@@ -1,0 +1,30 @@
+"""The kernels between the linears, tested on the device before a sequence depends on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtensors_engine.cuda.layers import AttentionMixer, DeltaNetMixer
+from vtensors_kernels.steps.gated_delta_probe import probe_gated_delta_net
+from vtensors_kernels.steps.next_token import probe_next_token
+from vtensors_kernels.steps.paged_attention_probe import probe_paged_attention
+from vtensors_kernels.steps.rms_norm import probe_rms_norm
+
+if TYPE_CHECKING:
+    from vtensors_engine.cuda.paged_decoder import PagedDecoder
+
+
+def require_kernels(model: PagedDecoder) -> None:
+    """Runs each kernel of the kinds of layers that the model has on small random data against its reference.
+
+    Raises VtensorsError where one fails. Layers of one kind are alike but for their weights: the first is tested.
+    """
+    decoder = model.decoder
+    dtype, device = decoder.dtype, decoder.device
+    probe_rms_norm(decoder.norm.weight.shape[0], decoder.norm.eps, dtype, device)
+    probe_next_token(decoder.vocab_size, dtype, device)
+    mixers = [layer.mixer for layer in model.layers]
+    for attention in [mixer for mixer in mixers if isinstance(mixer, AttentionMixer)][:1]:
+        probe_paged_attention(attention.kernel)
+    for delta_net in [mixer for mixer in mixers if isinstance(mixer, DeltaNetMixer)][:1]:
+        probe_gated_delta_net(delta_net.kernel)

@@ -1,0 +1,221 @@
+"""`Engine`: many sequences over one runner. The step loop is `Engine.step`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+
+import attrs
+import torch
+
+from vtensors.errors import DeviceError, VtensorsError
+from vtensors_engine.outputs import StreamPiece, Timing
+from vtensors_engine.runner import Row, Runner, Step
+from vtensors_engine.sampling import SampledToken, sample
+from vtensors_engine.sequence import Sequence
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Event:
+    """What happened to a sequence. The piece that ends it has a finish_reason."""
+
+    sequence: Sequence
+    piece: StreamPiece
+
+
+@attrs.frozen(kw_only=True, slots=True, eq=False)
+class _Flight:
+    """A launched step that has not been read. sequences: of its rows. prompt: whether prefill gave it."""
+
+    step: Step
+    sequences: tuple[Sequence, ...]
+    prompt: bool
+
+
+class Engine:
+    """Takes sequences at any time and gives each its tokens; no result depends on the company.
+
+    They are admitted in the order they came: one that does not fit yet waits, and none overtakes it. While
+    every running sequence is greedy, `runner.ahead` steps are launched before the oldest is read: its end is
+    seen late then, and what was computed beyond it is dropped.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: Sequence | None = None
+        # Those with launches to come; the last one of a sequence takes it out.
+        self._running: list[Sequence] = []
+        self._flights: deque[_Flight] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._waiting or self._prefilling or self._running or self._flights)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a new sequence; it is admitted in a later `step`."""
+        self._waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence with `abort`, without an event; nothing happens to one that has ended."""
+        if sequence.finish_reason is None:
+            sequence.abort()
+            self._forget(sequence)
+
+    def step(self, timing: Timing | None = None) -> list[Event]:
+        """One token of each running sequence, one chunk of a prompt, and the events of what could be read.
+
+        timing: added to. A failure of one request is an event of it. Raises DeviceError where the device fails:
+        then everything has ended with that error, and nothing stays behind in the runner.
+        """
+        events: list[Event] = []
+        timing = timing or Timing()
+        try:
+            decoding = bool(self._running)
+            if decoding:
+                self._decode(events, timing)
+            self._admit(events)
+            self._prefill(events, timing)
+            if self._flights and not decoding:
+                self._read(events, timing)
+        except BaseException as cause:
+            failure = self._end_all(cause)
+            if isinstance(cause, Exception):
+                raise failure from cause
+            raise
+        return events
+
+    def _admit(self, events: list[Event]) -> None:
+        """The next sequence that waits gets its handle, unless the prompt of another is still being processed."""
+        while self._waiting and self._prefilling is None:
+            sequence = self._waiting[0]
+            try:
+                handle = self.runner.admit(sequence.prompt_token_ids, sequence.limit)
+                if handle is None:
+                    if self._running or self._flights:
+                        return
+                    raise VtensorsError("the runner has no room for a request although nothing runs")
+            except (VtensorsError, torch.OutOfMemoryError) as cause:
+                self._fail(sequence, cause, events)
+                continue
+            sequence.handle = handle
+            self._prefilling = self._waiting.popleft()
+
+    def _prefill(self, events: list[Event], timing: Timing) -> None:
+        sequence = self._prefilling
+        if sequence is None or sequence.handle is None:
+            return
+        started = time.perf_counter()
+        try:
+            step = self.runner.prefill(sequence.handle)
+        except (VtensorsError, torch.OutOfMemoryError) as cause:
+            self._fail(sequence, cause, events)
+            return
+        timing.prefill_seconds += time.perf_counter() - started
+        if step is not None:
+            self._prefilling = None
+            self._running.append(sequence)
+            self._launched(_Flight(step=step, sequences=(sequence,), prompt=True), events, timing)
+
+    def _decode(self, events: list[Event], timing: Timing) -> None:
+        started = time.perf_counter()
+        running = tuple(self._running)
+        step = self.runner.decode([_row(sequence) for sequence in running])
+        timing.decode_seconds += time.perf_counter() - started
+        self._launched(_Flight(step=step, sequences=running, prompt=False), events, timing)
+
+    def _launched(self, flight: _Flight, events: list[Event], timing: Timing) -> None:
+        """Count the tokens to come, and read until no more steps are unread than may be."""
+        ahead = 0 if any(sequence.chosen_on_host for sequence in self._running) else self.runner.ahead
+        self._flights.append(flight)
+        for sequence in flight.sequences:
+            sequence.launched += 1
+            if sequence.launched == sequence.limit:
+                self._forget(sequence)
+        while len(self._flights) > ahead:
+            self._read(events, timing)
+
+    def _read(self, events: list[Event], timing: Timing) -> None:
+        """The tokens of the oldest launch; those of a sequence that has ended since are dropped."""
+        started = time.perf_counter()
+        flight = self._flights[0]
+        tokens, failures = flight.step.tokens(), flight.step.failures()
+        wanted = [(row, s) for row, s in enumerate(flight.sequences) if s.finish_reason is None]
+        on_host = any(sequence.chosen_on_host and row not in failures for row, sequence in wanted)
+        logits = flight.step.logits() if on_host else None
+        for row, sequence in wanted:
+            try:
+                if row in failures:
+                    raise failures[row]
+                if sequence.chosen_on_host and logits is not None:
+                    token = sample(logits[row], sequence.params, sequence.generator)
+                else:
+                    token = SampledToken(token_id=tokens[row])
+            except VtensorsError as cause:
+                self._fail(sequence, cause, events)
+                continue
+            events.append(Event(sequence=sequence, piece=sequence.append(token)))
+            if sequence.finish_reason is not None:
+                self._forget(sequence)
+            if flight.prompt:
+                timing.prefill_tokens += len(sequence.prompt_token_ids)
+            else:
+                timing.decode_tokens += 1
+        # Not before: `_end_all` must find what could not be read.
+        self._flights.popleft()
+        seconds = time.perf_counter() - started
+        if flight.prompt:
+            timing.prefill_seconds += seconds
+        else:
+            timing.decode_seconds += seconds
+
+    def _fail(self, sequence: Sequence, cause: Exception, events: list[Event]) -> None:
+        failure = cause if isinstance(cause, VtensorsError) else _out_of_memory(cause)
+        self._forget(sequence)
+        events.append(Event(sequence=sequence, piece=sequence.fail(failure)))
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Nothing more is launched for it; what it holds of the runner is free."""
+        handle, sequence.handle = sequence.handle, None
+        if handle is not None:
+            if sequence is self._prefilling:
+                self._prefilling = None
+            else:
+                self._running.remove(sequence)
+            self.runner.release(handle)
+        elif not sequence.launched and sequence in self._waiting:
+            self._waiting.remove(sequence)
+
+    def _end_all(self, cause: BaseException) -> VtensorsError:
+        """End everything where the device or the process that waits for it cannot go on."""
+        failure = DeviceError(
+            "the device failed, and every request that was in work has ended",
+            seen=f"{type(cause).__name__}: {cause}",
+            fix="where memory is short, pass a smaller max_sequences",
+        )
+        unread = [sequence for flight in self._flights for sequence in flight.sequences]
+        prefilling = [] if self._prefilling is None else [self._prefilling]
+        self._flights.clear()
+        for sequence in dict.fromkeys((*self._waiting, *prefilling, *self._running, *unread)):
+            # A device that has failed may fail again; the others shall be released all the same.
+            with contextlib.suppress(Exception):
+                self._forget(sequence)
+            if sequence.finish_reason is None:
+                sequence.fail(failure)
+        return failure
+
+
+def _row(sequence: Sequence) -> Row:
+    if sequence.handle is None:
+        raise VtensorsError("a sequence without a handle cannot be launched", seen=f"prompt {sequence.index}")
+    return Row(sequence.handle, sequence.last_token if sequence.chosen_on_host else None)
+
+
+def _out_of_memory(cause: Exception) -> VtensorsError:
+    return VtensorsError(
+        "the device has not enough memory for the request",
+        seen=str(cause),
+        fix="shorten it, or pass a smaller max_sequences",
+    )

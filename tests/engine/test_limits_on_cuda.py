@@ -173,6 +173,32 @@ def test_the_switch_for_bad_values_names_the_layer_of_a_step(
     assert caught.value.tensor == "embed_tokens"
 
 
+def test_the_switch_for_bad_values_does_not_look_at_what_ended_sequences_left_in_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtensors_engine.cuda.runner import CudaRunner
+
+    monkeypatch.setenv("VT_DEBUG_NAN", "1")
+    path = _damaged(tmp_path / "m", "model.embed_tokens.weight", (300, 3))
+    model: Any = vtensors.load_model(path, device="cuda", dtype="bfloat16")
+    runner = CudaRunner(model, max_sequences=4, max_tokens=512)
+
+    def started(count: int) -> list[int]:
+        handles = [runner.admit((5, 6, 7 + i), 4) for i in range(count)]
+        for handle in handles:
+            assert handle is not None
+            assert runner.prefill(handle) is not None
+        return [handle for handle in handles if handle is not None]
+
+    handles = started(4)
+    with pytest.raises(VtensorsError, match="the embedding"):
+        runner.decode([Row(handle, 300 if i == 3 else 8) for i, handle in enumerate(handles)])
+    for handle in handles:
+        runner.release(handle)
+    # The fourth row of the bucket is padding now.
+    runner.decode([Row(handle, None) for handle in started(3)]).tokens()
+
+
 def test_logits_that_are_not_finite_end_that_request_alone(tmp_path: Path) -> None:
     """The damaged row of the embeddings spoils only the sequence that has its token."""
     path = _damaged(tmp_path / "m", "model.embed_tokens.weight", (300, 3))

@@ -73,7 +73,8 @@ class DeviceRows:
             tensor[target].copy_(tensor[source])
 
     def leave(self, row: int) -> None:
-        """The row becomes padding."""
+        """The row becomes padding; nothing of its sequence stays, a token that no number came of neither."""
+        self._set(self.tokens, row, 0)
         self._set(self.positions, row, 0)
         self._set(self.steps, row, 0)
         self._set(self.slots, row, self.dummy_slot)

@@ -79,16 +79,18 @@ class DeltaNetMixer:
 
     def decode(self, h: Tensor, norm: RMSNorm, rows: DeviceRows) -> Tensor:
         """See `Mixer.decode`."""
-        qkv, z = self.layer.qkvz(h, norm)
-        b, a = self.layer.ba(h, norm)
+        x = norm(h)
+        qkv, z = self.layer.qkvz(x)
+        b, a = self.layer.ba(x)
         history, memory = self.cache.history, self.cache.memory
         mixed = self.kernel.decode(qkv, z, b, a, history, memory, rows.slots, rows.positions)
         return self.layer.out_proj(mixed, h)
 
     def prefill(self, h: Tensor, norm: RMSNorm, chunk: Chunk) -> Tensor:
         """See `Mixer.prefill`."""
-        qkv, z = self.layer.qkvz(h, norm)
-        b, a = self.layer.ba(h, norm)
+        x = norm(h)
+        qkv, z = self.layer.qkvz(x)
+        b, a = self.layer.ba(x)
         history, memory = self.cache.history, self.cache.memory
         mixed = self.kernel.prefill(qkv, z, b, a, history, memory, chunk.slot, chunk.position)
         return self.layer.out_proj(mixed, h)

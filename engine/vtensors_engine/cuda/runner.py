@@ -67,9 +67,10 @@ class CudaRunner:
         self._device = decoder.device
         with torch.cuda.device(self._device), torch.inference_mode():
             self.caches: Caches = new_caches(decoder, sequences=sequences, tokens=max_tokens)
-            self._positions = min(decoder.max_positions, self.caches.pages.capacity * PAGE_TOKENS)
-            self._longest = -(-self._positions // PAGE_TOKENS)
-            self._model: PagedDecoder = new_paged_decoder(decoder, self.caches, positions=self._positions)
+            longest = min(decoder.max_positions, self.caches.pages.capacity * PAGE_TOKENS)
+            # Pages of the longest sequence.
+            self._longest = -(-longest // PAGE_TOKENS)
+            self._model: PagedDecoder = new_paged_decoder(decoder, self.caches, positions=self._longest * PAGE_TOKENS)
             require_kernels(self._model)
             rows = DeviceRows.empty(
                 bucket_for(sequences), self._longest, self.caches.dummy_slot, device=self._device

@@ -50,7 +50,7 @@ class NextToken:
 
         logits: [B, V] of the dtype, rows any distance apart. steps: [B] int32; where it is not 0 tokens [B] int64
         becomes the index. positions: [B] int32, steps are added. largest: [B] float32 becomes the logit.
-        NaN ranks below every number: a row of nothing else gives index 0 and NaN.
+        NaN ranks above every number: a row with one gives the first one's index and NaN.
         """
         check_rows(logits, None, self._dtype, self._device, "logits")
         rows, columns = logits.shape

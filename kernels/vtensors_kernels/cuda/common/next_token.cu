@@ -1,7 +1,7 @@
 // For each row b: i = the lowest index of the largest of logits[b, :]; largest[b] = that logit; where steps[b] is not 0,
 // tokens[b] = i; positions[b] += steps[b].
 //
-// NaN ranks below every number: a row of nothing else gives index 0 and NaN. A row is read by gridDim.x blocks; each
+// NaN ranks above every number, so that a row with one gives the first one's index and NaN. A row is read by gridDim.x blocks; each
 // leaves a key (below), and the last to be done takes the largest of them and advances the row. No order of blocks can
 // change a result. Shapes: any rows; 1 .. 2^31 - 1 columns; rows stride apart, at any even address.
 // counters [rows] are 0 before and after a launch; two launches with the same ones must not run side by side.
@@ -14,14 +14,13 @@
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// The key of largest.cuh; of NaN one below those of all numbers, and above 0.
+// The key of largest.cuh; of NaN one above those of all numbers.
 __device__ __forceinline__ unsigned long long ranked(float value, unsigned index) {
-  return value == value ? key_of(value, index) : 0xffffffffull - index;
+  return value == value ? key_of(value, index) : 0xffffffffull << 32 | (0xffffffffull - index);
 }
 
 __device__ __forceinline__ float value_of(unsigned long long key) {
   const unsigned order = static_cast<unsigned>(key >> 32);
-  if (order == 0) return __uint_as_float(0x7fffffffu);
   return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
 
@@ -76,10 +75,11 @@ extern "C" __global__ __launch_bounds__(kThreads) void next_token(
   int at = -1;
   visit([&](unsigned bits, int column) {
     const float value = widen(bits);
-    if (value > best) best = value, at = column;
+    // Larger, or the first NaN.
+    if (!(value <= best) && best == best) best = value, at = column;
   });
   unsigned long long key = at < 0 ? 0ull : ranked(best, at);
-  // Nothing but -inf and NaN.
+  // Nothing but -inf.
   if (at < 0) visit([&](unsigned bits, int column) { key = max(key, ranked(widen(bits), column)); });
   key = largest_of_block(key);
 

@@ -41,47 +41,85 @@ __device__ __forceinline__ void fetch_x(const Problem& p, const Layout& at, int 
 #endif
 }
 
+// The gains of eight neighbouring columns.
+struct Gains {
+  float4 low, high;
+  __device__ __forceinline__ void load(const float* gain) {
+    low = __ldg(reinterpret_cast<const float4*>(gain));
+    high = __ldg(reinterpret_cast<const float4*>(gain) + 1);
+  }
+  __device__ __forceinline__ uint4 of(uint4 x, float scale) const {
+    return make_uint4(normed_pair(x.x, scale, low.x, low.y), normed_pair(x.y, scale, low.z, low.w),
+                      normed_pair(x.z, scale, high.x, high.y), normed_pair(x.w, scale, high.z, high.w));
+  }
+};
+
+// Chunks of eight columns whose gains a thread has before x is there; loads of a row that are under way together.
+constexpr int kGainsAhead = 3, kLoadsAhead = 10;
+
+// Eight columns of every token, in shared memory.
+__device__ __forceinline__ void apply_gains(const Problem& p, const Layout& at, const Gains& gains, int chunk) {
+  for (int token = 0; token < p.m; ++token) {
+    float scale = 1.f;
+    if (VT_PROLOGUE == 2) scale = __uint_as_float(load_shared_32(at.token_scale + 4 * token));
+    const unsigned place = at.x + token * at.x_row + chunk * 16;
+    store_shared_128(place, gains.of(load_shared_128(place), scale));
+  }
+}
+
+// The scales of all tokens, each by one warp.
+__device__ __forceinline__ void find_token_scales(const Problem& p, const Layout& at, float eps, int warp, int lane) {
+  const int chunks = p.k / 8;
+  for (int token = warp; token < p.m; token += kWarps) {
+    const uint4* row = reinterpret_cast<const uint4*>(p.x + static_cast<long long>(token) * p.k);
+    float sum = 0.f;
+    for (int first = lane; first < chunks; first += 32 * kLoadsAhead) {
+      uint4 read[kLoadsAhead];
+#pragma unroll
+      for (int i = 0; i < kLoadsAhead; ++i)
+        read[i] = first + 32 * i < chunks ? row[first + 32 * i] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+      for (int i = 0; i < kLoadsAhead; ++i) add_squares(sum, read[i]);  // zeros add nothing
+    }
+    const float scale = norm_scale(sum, p.k, eps);
+    if (lane == 0) store_shared_float(at.token_scale + 4 * token, scale);
+  }
+}
+
 // What the consumers do to x before they multiply: zeros beyond K, and the prologue of the variant.
 __device__ __forceinline__ void prepare_x(const Problem& p, const Layout& at, float eps, int warp, int lane) {
   const int first = p.x_step * kStepColumns;
   const int columns = min(p.x_steps * kStepColumns, p.k - first);
+  constexpr bool kChanged = VT_PROLOGUE == 1 || VT_PROLOGUE == 2;
+  constexpr int kWorkers = kWarps * 32;
+  const int thread = warp * 32 + lane, chunks = columns / 8;
+  Gains gains[kGainsAhead];
+  if (kChanged && chunks > 0)
+#pragma unroll
+    for (int i = 0; i < kGainsAhead; ++i)
+      gains[i].load(p.gain + first + 8 * max(0, min(thread + i * kWorkers, chunks - 1)));
 #if VT_PROLOGUE == 2
   wait_for_predecessors();
-  // Every token by one warp.
-  for (int token = warp; token < p.m; token += kWarps) {
-    const uint4* row = reinterpret_cast<const uint4*>(p.x + static_cast<long long>(token) * p.k);
-    float sum = 0.f;
-    for (int i = lane; i < p.k / 8; i += 32) add_squares(sum, row[i]);
-    const float scale = norm_scale(sum, p.k, eps);
-    if (lane == 0) store_shared_float(at.token_scale + 4 * token, scale);
-  }
+  find_token_scales(p, at, eps, warp, lane);
 #endif
   const int padding = p.x_steps * kStepColumns - columns;
-  constexpr bool kChanged = VT_PROLOGUE == 1 || VT_PROLOGUE == 2;
   if (!kChanged && padding == 0) return;
-  for (int i = warp * 32 + lane; i < p.m * padding; i += kWarps * 32)
+  for (int i = thread; i < p.m * padding; i += kWorkers)
     store_shared_16(at.x + i / padding * at.x_row + (columns + i % padding) * 2, 0);
-#if VT_PROLOGUE == 1 || VT_PROLOGUE == 2
-  sync_threads_of(1, kWarps * 32);
-  wait_barrier(at.x_full, 0);
-  const int chunks = columns / 8;
-  for (int i = warp * 32 + lane; i < p.m * chunks; i += kWarps * 32) {
-    const int token = i / chunks, chunk = i % chunks;
-    float scale = 1.f;
-    if (VT_PROLOGUE == 2) scale = __uint_as_float(load_shared_32(at.token_scale + 4 * token));
-    const float4* gain = reinterpret_cast<const float4*>(p.gain + first + chunk * 8);
-    const float4 low = __ldg(gain), high = __ldg(gain + 1);
-    const float gains[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    const unsigned place = at.x + token * at.x_row + chunk * 16;
-    const uint4 v = load_shared_128(place);
-    unsigned pairs[4] = {v.x, v.y, v.z, v.w};
+  if (kChanged) {
+    sync_threads_of(1, kWorkers);
+    wait_barrier(at.x_full, 0);
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      pairs[j] = normed_pair(pairs[j], scale, gains[2 * j], gains[2 * j + 1]);
-    store_shared_128(place, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    for (int i = 0; i < kGainsAhead; ++i) {
+      const int chunk = thread + i * kWorkers;
+      if (chunk < chunks) apply_gains(p, at, gains[i], chunk);
+    }
+    for (int chunk = thread + kGainsAhead * kWorkers; chunk < chunks; chunk += kWorkers) {
+      gains[0].load(p.gain + first + 8 * chunk);
+      apply_gains(p, at, gains[0], chunk);
+    }
   }
-#endif
-  sync_threads_of(1, kWarps * 32);
+  sync_threads_of(1, kWorkers);
 }
 
 // sums [16 rows x 8 tokens] per row tile and token tile += the blocks at `block` * this lane's activations, which lie

@@ -11,7 +11,7 @@ from vtensors.errors import ArchitectureError
 from vtensors_kernels.reference.causal_conv1d import causal_conv1d
 from vtensors_kernels.reference.gated_delta_rule import gated_delta_rule
 from vtensors_kernels.reference.gated_rms_norm import gated_rms_norm
-from vtensors_plugins.architectures.build import AddCall, NormedLinearsCall, Parts
+from vtensors_plugins.architectures.build import AddCall, LinearsCall, Parts
 from vtensors_plugins.architectures.decoder_config import DeltaNetConfig
 from vtensors_plugins.architectures.models.norm import RMSNorm
 from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueCache
@@ -19,14 +19,14 @@ from vtensors_plugins.architectures.models.state import DeltaNetState, KeyValueC
 
 @attrs.frozen(kw_only=True)
 class GatedDeltaNet:
-    """One delta net layer. qkvz: in_proj_qkv and in_proj_z; ba: in_proj_b and in_proj_a; both behind the norm.
+    """One delta net layer. qkvz: in_proj_qkv and in_proj_z; ba: in_proj_b and in_proj_a.
 
     conv: [C, W] float32. decay: [HV] float32, -exp(A_log). dt_bias: [HV] float32. norm: [DV] float32, plain.
     """
 
     config: DeltaNetConfig
-    qkvz: NormedLinearsCall
-    ba: NormedLinearsCall
+    qkvz: LinearsCall
+    ba: LinearsCall
     out_proj: AddCall
     conv: Tensor
     decay: Tensor
@@ -49,8 +49,10 @@ class GatedDeltaNet:
         if not isinstance(state, DeltaNetState):
             raise ArchitectureError("the state of another kind of layer was given to a delta net")
         own, tokens = self.config, h.shape[0]
-        qkv, z = self.qkvz(h, norm)
-        b, a = self.ba(h, norm)
+        # One norm for two ops, so that neither computes it again.
+        x = norm(h)
+        qkv, z = self.qkvz(x)
+        b, a = self.ba(x)
         mixed, state.history = causal_conv1d(qkv, self.conv, state.history)
         q, k, v = mixed.split_with_sizes((own.key_width, own.key_width, own.value_width), dim=-1)
         beta = b.to(torch.float32).sigmoid()
@@ -73,8 +75,8 @@ def build_gated_delta_net(parts: Parts, config: DeltaNetConfig, eps: float, laye
     place = f"layers.{layer}.linear_attn"
     return GatedDeltaNet(
         config=config,
-        qkvz=parts.norm_linears([f"{place}.in_proj_qkv", f"{place}.in_proj_z"]),
-        ba=parts.norm_linears([f"{place}.in_proj_b", f"{place}.in_proj_a"]),
+        qkvz=parts.linears([f"{place}.in_proj_qkv", f"{place}.in_proj_z"]),
+        ba=parts.linears([f"{place}.in_proj_b", f"{place}.in_proj_a"]),
         out_proj=parts.linear_add(f"{place}.out_proj"),
         conv=parts.small(f"{place}.conv1d").squeeze(1),
         decay=-parts.small(f"{place}.A_log").exp(),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import torch
@@ -12,8 +14,10 @@ import torch
 from vtensors.errors import DeviceError, VtensorsError
 from vtensors_engine.outputs import StreamPiece, Timing
 from vtensors_engine.runner import Row, Runner, Step
-from vtensors_engine.sampling import SampledToken, sample
+from vtensors_engine.sampling import SampledToken, sample_rows
 from vtensors_engine.sequence import Sequence
+
+_SAMPLERS = min(8, os.cpu_count() or 1)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -48,6 +52,8 @@ class Engine:
         # Those with launches to come; the last one of a sequence takes it out.
         self._running: list[Sequence] = []
         self._flights: deque[_Flight] = deque()
+        # Threads are started when rows of a large vocabulary are sampled, not before.
+        self._pool = ThreadPoolExecutor(max_workers=_SAMPLERS, thread_name_prefix="sampling")
 
     @property
     def busy(self) -> bool:
@@ -143,18 +149,19 @@ class Engine:
         flight = self._flights[0]
         tokens, failures = flight.step.tokens(), flight.step.failures()
         wanted = [(row, s) for row, s in enumerate(flight.sequences) if s.finish_reason is None]
-        on_host = any(sequence.chosen_on_host and row not in failures for row, sequence in wanted)
-        logits = flight.step.logits() if on_host else None
+        on_host = [
+            (row, sequence.params, sequence.generator)
+            for row, sequence in wanted
+            if sequence.chosen_on_host and row not in failures
+        ]
+        found: dict[int, SampledToken | VtensorsError] = dict(failures)
+        if on_host:
+            sampled = sample_rows(flight.step.logits(), on_host, self._pool)
+            found |= {row: token for (row, _, _), token in zip(on_host, sampled, strict=True)}
         for row, sequence in wanted:
-            try:
-                if row in failures:
-                    raise failures[row]
-                if sequence.chosen_on_host and logits is not None:
-                    token = sample(logits[row], sequence.params, sequence.generator)
-                else:
-                    token = SampledToken(token_id=tokens[row])
-            except VtensorsError as cause:
-                self._fail(sequence, cause, events)
+            token = found.get(row) or SampledToken(token_id=tokens[row])
+            if isinstance(token, VtensorsError):
+                self._fail(sequence, token, events)
                 continue
             events.append(Event(sequence=sequence, piece=sequence.append(token)))
             if sequence.finish_reason is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import attrs
@@ -17,6 +18,8 @@ MAX_SEED = 2**63 - 1
 
 # A temperature below this chooses as this one does; dividing by less would leave float32's range.
 _SMALLEST_TEMPERATURE = 1e-30
+# Logits of a row from which sampling takes longer than handing it to a thread.
+_WORTH_A_THREAD = 1 << 14
 
 _Check = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -203,6 +206,27 @@ def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Genera
     if params.logprobs is None:
         return SampledToken(token_id=token)
     return _with_logprobs(logits, token, params.logprobs)
+
+
+def sample_rows(
+    logits: torch.Tensor, wanted: Sequence[tuple[int, SamplingParams, torch.Generator]], pool: Executor
+) -> list[SampledToken | VtensorsError]:
+    """`sample` of some rows, side by side where there are several of a large vocabulary, with the same results.
+
+    logits: [B, V]. wanted: (row, params, generator) each. A row that has no token gives its error.
+    """
+    # One copy for all rows.
+    logits = logits.to("cpu")
+
+    def one(own: tuple[int, SamplingParams, torch.Generator]) -> SampledToken | VtensorsError:
+        row, params, generator = own
+        try:
+            return sample(logits[row], params, generator)
+        except VtensorsError as cause:
+            return cause
+
+    apart = len(wanted) > 1 and logits.shape[1] >= _WORTH_A_THREAD
+    return list(pool.map(one, wanted) if apart else map(one, wanted))
 
 
 def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from vtensors_engine.sampling import (
     new_generator,
     probabilities,
     sample,
+    sample_rows,
 )
 
 # softmax of these is 0.4, 0.3, 0.2, 0.1
@@ -228,3 +230,28 @@ def test_a_seed_means_the_same_tokens_for_logits_on_a_device() -> None:
             params = SamplingParams(**{"logprobs": 2, **changes})
             for seed in range(20):
                 assert draw(here.to("cuda"), params, seed) == draw(here, params, seed)
+
+
+def test_rows_sampled_side_by_side_are_those_sampled_one_after_the_other() -> None:
+    logits = torch.randn(6, 20_000, generator=torch.Generator().manual_seed(0)) * 4
+    logits[4, 7] = float("nan")
+    settings = [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.0, logprobs=3),
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(temperature=1.2, top_k=40),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.9, min_p=0.01),
+    ]
+
+    def generators() -> list[torch.Generator]:
+        return [new_generator(seed)[0] for seed in range(6)]
+
+    with ThreadPoolExecutor(3) as pool:
+        rows = list(zip(range(6), settings, generators(), strict=True))
+        found = sample_rows(logits, rows[::-1], pool)[::-1]
+    for row, params, generator in zip(range(6), settings, generators(), strict=True):
+        if row == 4:
+            assert isinstance(found[4], VtensorsError)
+        else:
+            assert found[row] == sample(logits[row], params, generator)

@@ -70,7 +70,9 @@ class CudaRunner:
             longest = min(decoder.max_positions, self.caches.pages.capacity * PAGE_TOKENS)
             # Pages of the longest sequence.
             self._longest = -(-longest // PAGE_TOKENS)
-            self._model: PagedDecoder = new_paged_decoder(decoder, self.caches, positions=self._longest * PAGE_TOKENS)
+            self._model: PagedDecoder = new_paged_decoder(
+                decoder, self.caches, positions=self._longest * PAGE_TOKENS
+            )
             require_kernels(self._model)
             rows = DeviceRows.empty(
                 bucket_for(sequences), self._longest, self.caches.dummy_slot, device=self._device

@@ -34,18 +34,30 @@ class EmulatedLaunch:
     block: tuple[int, int, int]
     arguments: int
     dependent: bool
+    shared_bytes: int = 0
 
     def call(self, stream: int, *arguments: int) -> None:
         """Run it to its end, its threads in an order that depends on how many rows there are."""
         assert len(arguments) == self.arguments
         own = self.function
-        emulate(own.source, own.name, own.defines, self.grid, self.block, arguments, seed=self.grid[1])
+        emulate(
+            own.source,
+            own.name,
+            own.defines,
+            self.grid,
+            self.block,
+            arguments,
+            shared_bytes=self.shared_bytes,
+            seed=self.grid[1],
+        )
 
 
 def emulate_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on PagedAttention works on CPU tensors."""
 
-    def compiled(source: str, name: str, _device: int, defines: Mapping[str, int]) -> Compiled:
+    def compiled(
+        source: str, name: str, _device: int, defines: Mapping[str, int], _shared_bytes: int = 0
+    ) -> Compiled:
         return Compiled(source=source, name=name, defines=dict(defines))
 
     for module in (paged_attention, paged_prefill):

@@ -88,6 +88,7 @@ static Barrier barriers[16];
 static Fiber* now;
 static Context scheduler;
 static int threads, live;
+static u64 blocks_begun;
 static bool failed;
 static char message[2000];
 static char* stacks;

@@ -62,7 +62,7 @@ inline bool run_block(u64& seed) {
   memset(dynamic, 0xff, shared_bytes);
   memset(barriers, 0, sizeof barriers);
   for (Barrier& b : barriers) b.all[0] = 1;
-  live = threads;
+  live = threads, ++blocks_begun;
   for (int w = 0; w * 32 < threads; ++w) {
     warps[w].meetings = 0;
     warps[w].exited = threads - 32 * w < 32 ? ~0u << (threads - 32 * w) : 0u;

@@ -1,6 +1,9 @@
 #pragma once
 // Twins of the functions that hold inline PTX (include/ptx.cuh, conversions.cuh and others), under the same names.
-// The loader cuts those out of a source; a twin takes their place. Copies are done at once; clusters have one block.
+// The loader cuts those out of a source; a twin takes their place. Copies that mbarriers count are done at once; clusters
+// have one block.
+
+#include <vector>
 
 #include "threads.h"
 
@@ -86,9 +89,47 @@ inline void copy_16(unsigned to, const void* from) { emulation::copy_now(to, fro
 inline void arrive_after_copies(unsigned barrier) { emulation::arrive_once(barrier); }
 inline void fence_async_proxy() {}
 
-inline uint4 load_global_once_128_if(bool wanted, const void* from) {
-  if (reinterpret_cast<uintptr_t>(from) % 16) emulation::fail("a load of 16 bytes from %p", from);
-  return wanted ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+// Copies waited for by groups (staged_copies_ptx.cuh): every other lane's are done at once, the others' as late as may
+// be, so that both what is read too early and what is written again too early shows.
+namespace emulation {
+
+struct LateCopy {
+  unsigned to, bytes;
+  const void* from;  // null: zeros
+  u64 group;
+};
+struct LateCopies {
+  u64 block, groups;  // block: whose copies these are
+  std::vector<LateCopy> list;
+};
+static LateCopies late_copies[kMostThreads];
+inline LateCopies& own_copies() {
+  LateCopies& own = late_copies[now->number];
+  if (own.block != blocks_begun) own = {blocks_begun, 0, {}};
+  return own;
+}
+inline void do_copy(const LateCopy& copy) {
+  void* to = shared_at(copy.to, copy.bytes, copy.bytes);
+  copy.from ? memcpy(to, copy.from, copy.bytes) : memset(to, 0, copy.bytes);
+}
+
+}  // namespace emulation
+
+template <int bytes>
+inline void copy_or_zero(unsigned to, const void* from, bool wanted) {
+  if (reinterpret_cast<uintptr_t>(from) % bytes) emulation::fail("a copy of %d bytes from %p", bytes, from);
+  auto& own = emulation::own_copies();
+  const emulation::LateCopy copy = {to, bytes, wanted ? from : nullptr, own.groups};
+  if (emulation::own_lane() % 2) own.list.push_back(copy);
+  else emulation::do_copy(copy);
+}
+inline void commit_copies() { emulation::own_copies().groups++; }
+template <int groups>
+inline void wait_copies() {
+  auto& own = emulation::own_copies();
+  size_t done = 0;
+  for (; done < own.list.size() && own.list[done].group + groups < own.groups; ++done) emulation::do_copy(own.list[done]);
+  own.list.erase(own.list.begin(), own.list.begin() + done);
 }
 
 // ---- clusters of one block
@@ -149,6 +190,8 @@ inline unsigned transpose_8x8(unsigned pair) {
   const auto at = [&](int r, int c) { return lanes[4 * r + c / 2] >> (c % 2 * 16) & 0xffffu; };
   return at(column, row) | at(column + 1, row) << 16;
 }
+
+inline float power_of_two(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
 
 // ---- matrix products; the sum of 16 products and the old value is rounded once, where hardware rounds in its own way
 

@@ -164,6 +164,28 @@ def test_a_missing_barrier_shows_with_a_random_order() -> None:
     assert not torch.equal(launch(text % "", seed=3), reversed_ids)
 
 
+def test_a_missing_wait_for_a_group_of_copies_shows() -> None:
+    copies = load_source("include/ptx.cuh").text + load_source("include/staged_copies_ptx.cuh").text
+    text = """
+    extern "C" __global__ void copied(const int* from, int* out) {
+      __shared__ int stage[2][32];
+      for (int i = 0; i < 2; ++i) {
+        copy_or_zero<4>(shared_address(&stage[i][threadIdx.x]), from + threadIdx.x, threadIdx.x < 30);
+        commit_copies();
+      }
+      wait_copies<%d>();
+      for (int i = 0; i < 2; ++i) out[32 * i + threadIdx.x] = stage[i][threadIdx.x];
+    }
+    """
+    numbers, out = torch.arange(1, 31, dtype=torch.int32), torch.zeros(2, 32, dtype=torch.int32)
+    wanted = torch.cat([numbers, torch.zeros(2, dtype=torch.int32)])
+    for groups in (0, 1):
+        source = Source(name="copied.cu", text=copies.replace("#pragma once", "") + text % groups)
+        emulate(source, "copied", {}, (1,), (32,), [numbers, out])
+        assert torch.equal(out[0], wanted)
+        assert torch.equal(out[1], wanted) == (groups == 0)
+
+
 def test_functions_with_assembly_are_cut_out_line_for_line() -> None:
     source = load_source("common/linear_nvfp4_stream.cu")
     text, names = emulated_text(source)

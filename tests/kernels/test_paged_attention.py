@@ -77,7 +77,7 @@ def test_a_new_token_attends_to_those_before_it_at_every_edge_of_a_page(argument
 def test_long_rows_are_split_and_combined(kv_scales: tuple[float, float] | None) -> None:
     shape = attention_shape(4, 2, 32, kv_scales=kv_scales)
     old = (FINE_TOKENS - 1, FINE_TOKENS, 5000, 8500)
-    assert [splits_of(count + 1) for count in old] == [8, 5, 40, 45]
+    assert [splits_of(count + 1) for count in old] == [32, 17, 40, 45]
     case = PagedCase.make(shape, old, CPU)
     assert_only_rounded(case.decode(attention_of(shape, max_positions=9000))[0], case.wanted()[0])
 
@@ -96,6 +96,18 @@ def test_a_row_is_the_same_bits_whatever_its_neighbours_and_the_grid(
         for row in range(4):
             assert torch.equal(case.decode(attention, slice(row, row + 1))[0], found[row : row + 1])
         assert torch.equal(case.decode(attention, slice(1, 4))[0], found[1:])
+
+
+@needs_compiler
+@emulated
+@pytest.mark.parametrize("arguments", [SHAPES[2], SHAPES[3], SHAPES[4], SHAPES[6], SHAPES[7]], ids=_name)
+def test_a_block_that_takes_many_pages_gives_the_bits_of_many_blocks(arguments: dict[str, Any]) -> None:
+    shape = attention_shape(**arguments)
+    case = PagedCase.make(shape, (300, FINE_TOKENS + 300), CPU)
+    found = [case.decode(attention_of(shape, max_positions=positions))[0] for positions in (64, 192, 4096)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert_only_rounded(found[0], case.wanted()[0])
 
 
 @needs_compiler
@@ -198,7 +210,7 @@ def test_kernels_cut_a_sequence_as_their_twin_says(fine_tokens: int) -> None:
     }
     """
     source = Source(name="count_splits.cu", text=load_source(COMBINE).text + kernel)
-    lengths = [1, 64, 65, 128, 511, 512, 513, 1000, 1001, 4096, 4097, 8192, 8193, 100_000, 262_144]
+    lengths = [1, 64, 65, 128, 512, 1000, 1001, 2048, 2049, 4096, 4097, 8192, 8193, 100_000, 262_144]
     counts = torch.zeros(len(lengths), dtype=torch.int32)
     found = [torch.tensor(lengths, dtype=torch.int32), counts, fine_tokens]
     emulate(source, "count_splits", {}, (1,), (len(lengths),), found)

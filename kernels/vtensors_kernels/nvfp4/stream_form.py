@@ -33,7 +33,8 @@ class Rule:
     """What of a form does not depend on the shape. Fields as in `StreamForm`, and:
 
     most_blocks: of a stage. slot_rounds: multiples of the fewest slots. grids: resident blocks of an SM that the
-    grid counts on.
+    grid counts on. alone: takes so much shared memory that no SM has two blocks: where the kernel before it still
+    holds some SMs, a grid of one block for each would crowd on the others.
     """
 
     cluster: int
@@ -45,6 +46,7 @@ class Rule:
     most_blocks: int = 6
     slot_rounds: int = 1
     grids: int = 1
+    alone: bool = False
 
 
 # Fastest on an H200 (`benchmarks/linear.py`), by row tiles per SM. A cluster of two halves the columns of x in a block,
@@ -53,6 +55,8 @@ _MOST_ROWS = Rule(1, 8, 4, 2, 1, grids=2)
 _MANY_ROWS = Rule(1, 8, 2, 2, 1, slot_rounds=2)
 _MANY_ROWS_TOKENS = Rule(1, 8, 2, 2, 1, slot_rounds=2, grids=2)
 _UNEVEN_ROWS = Rule(2, 8, 2, 2, 1)
+# Of 8-bit codes, by the steps of a whole model (`benchmarks/engine.py`), where other kernels come before.
+_UNEVEN_WIDE = Rule(2, 8, 2, 2, 1, alone=True)
 _ONE_TILE = Rule(2, 12, 3, 1, 1)
 _ONE_TILE_ALONE = Rule(1, 16, 4, 1, 1)
 _ONE_TILE_HALF = Rule(2, 12, 1, 2, 1)
@@ -146,7 +150,7 @@ def choose_form(
     block_bytes: of a packed block of the matrix. Errors: RequestError for no tokens or more than `serves` gives.
     """
     if 1 <= m <= MAX_TOKENS:
-        for rule in _preferred(n, k, m, multiprocessors, target):
+        for rule in _preferred(n, k, m, multiprocessors, target, wide=block_bytes > BLOCK_BYTES):
             form = form_of(rule, n, k, m, multiprocessors, target, block_bytes)
             if form is not None and form.ring_bytes >= _ENOUGH_RING:
                 return form
@@ -174,7 +178,7 @@ def form_of(
     # The scale of each token belongs to one variant; there is room for it in all.
     fixed = m * x_row + slots * own * message + received + _TILE_TOKENS * rule.token_tiles * 4
     fixed += 8 * (1 + 2 * slots + 2 * rule.reducers)
-    free = shared_limit(target, rule.blocks_per_sm) - fixed
+    free = shared_limit(target, 1 if rule.alone else rule.blocks_per_sm) - fixed
 
     def ring(blocks: int) -> int:
         return rule.warps * (blocks * block_bytes * rule.row_tiles + 8)
@@ -199,7 +203,9 @@ def form_of(
         stages=stages,
         stage_blocks=blocks,
         slots=slots,
-        shared_bytes=fixed + stages * ring(blocks),
+        shared_bytes=max(
+            fixed + stages * ring(blocks), shared_limit(target, 2) + _RESERVED if rule.alone else 0
+        ),
         grid=min(max(1, usable), row_tiles(n)) * rule.cluster,
         block_bytes=block_bytes,
     )
@@ -236,8 +242,8 @@ def shared_limit(target: str, blocks_per_sm: int) -> int:
     return int(whole // blocks_per_sm // 128 * 128 - _RESERVED)
 
 
-def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str) -> tuple[Rule, ...]:
-    """What was fastest, best first; `_fallbacks` where none of them fits."""
+def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str, *, wide: bool) -> tuple[Rule, ...]:
+    """What was fastest, best first; `_fallbacks` where none of them fits. wide: codes have 8 bits."""
     if target not in _CLUSTERED:
         return ()
     rows = row_tiles(n) / multiprocessors
@@ -252,10 +258,10 @@ def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str) -> tup
         return (_ONE_TILE_ALONE,) if rows > _MANY or rows < _FEW else (_ONE_TILE_HALF,)
     if most:
         return (_MOST_ROWS,) if m < _SOME_TOKENS else (_ONE_TILE,)
-    if rows >= _MANY and m > 1:
+    if rows >= _MANY and (m > 1 or wide):
         return (_MANY_ROWS_TOKENS, _ONE_TILE)
     if rows > 1 and -(-rows // 1) / rows > _UNEVEN:
-        return (_ONE_TILE,) if long else (_UNEVEN_ROWS, _ONE_TILE)
+        return (_ONE_TILE,) if long else (_UNEVEN_WIDE if wide else _UNEVEN_ROWS, _ONE_TILE)
     return (_MANY_ROWS,)
 
 

@@ -234,7 +234,7 @@ def _compiled(
             source=packed_format.stream[0],
             name=packed_format.stream[1],
             defines=(*stream_defines(form, f16, *variant).items(), *packed_format.defines),
-            shared_bytes=shared_limit(target, form.blocks_per_sm),
+            shared_bytes=shared_limit(target, 1),
         )
         for form in kinds.values()
     ]

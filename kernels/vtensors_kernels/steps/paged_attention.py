@@ -19,6 +19,19 @@ from vtensors_kernels.steps.rows import check_rows, check_vector, device_of
 
 HEAD_DIMS = (32, 64, 128, 256)
 DECODE, COMBINE = "common/paged_attention_decode.cu", "common/paged_attention_combine.cu"
+# A block's query heads, a row of its scores in shared memory, and the dimensions that a warp of the combination makes.
+_HEADS, _SCORE_ROW, _COMBINED_DIMS, _WARPS = 8, PAGE_TOKENS + 4, 64, 4
+
+
+def decode_shared_bytes(head_dim: int, fp8: bool) -> int:
+    """Dynamic shared memory of a block of paged_attention_decode: `Shared` there, a page of keys and values most of it.
+
+    fp8: whether the cache has a byte for each value, instead of two.
+    """
+    row = head_dim * (1 if fp8 else 2)
+    return (2 * PAGE_TOKENS + 2) * row + 2 * _HEADS * head_dim + max(18 * head_dim, 8 * _HEADS * _SCORE_ROW)
+
+
 INSTANTIATIONS = (
     *(
         Instantiation(
@@ -27,6 +40,7 @@ INSTANTIATIONS = (
             defines={"VT_F16": f16, "VT_HEAD_DIM": dim, "VT_FP8": fp8},
             hot=True,
             expects=("mma",),
+            shared_bytes=decode_shared_bytes(dim, bool(fp8)),
         )
         for f16, dim, fp8 in product((0, 1), HEAD_DIMS, (0, 1))
     ),
@@ -36,11 +50,9 @@ INSTANTIATIONS = (
     ),
 )
 # As attention_splits.cuh has it; up to FINE_TOKENS tokens a split is one page.
-MOST_SPLITS, FINE_TOKENS = 64, 512
+MOST_SPLITS, FINE_TOKENS = 64, 2048
 # So many that a device is full several times over: rows differ in length. More would mostly find nothing to do.
 BLOCKS = 1024
-# A block's query heads, and the dimensions that a warp of the combination makes.
-_HEADS, _COMBINED_DIMS, _WARPS = 8, 128, 4
 
 
 class PagedAttention:
@@ -97,7 +109,8 @@ class PagedAttention:
         self._blocks, self._fine_tokens = blocks, fine_tokens
         index, half = self.device.index or 0, dtype_defines(dtype)
         attend = {**half, "VT_HEAD_DIM": head_dim, "VT_FP8": int(kv_scales is not None)}
-        self._attend = compiled_function(DECODE, "paged_attention_decode", index, attend)
+        self._shared_bytes = decode_shared_bytes(head_dim, kv_scales is not None)
+        self._attend = compiled_function(DECODE, "paged_attention_decode", index, attend, self._shared_bytes)
         self._combine = compiled_function(COMBINE, "paged_attention_combine", index, half)
         self._prefill = PagedPrefill(self.shape, index)
         self._launches: dict[int, tuple[Launch, Launch]] = {}
@@ -215,6 +228,7 @@ class PagedAttention:
                     grid=(at_a_time, groups, rows),
                     block=(32 * _WARPS, 1, 1),
                     arguments=27,
+                    shared_bytes=self._shared_bytes,
                     dependent=may_depend(self._attend),
                 ),
                 Launch(

@@ -5,10 +5,11 @@
 // order of k, four pieces one after the other make a group, the groups one after the other the sum. Nothing else
 // enters, so that a row is the same bits at any M, any place in the batch and in every form of as many pieces.
 //
-// Grid: clusters of kCluster blocks, one for every kRows rows of w; y: one for every kTokens tokens. Block: kWarps warps, which are its pieces; in a
-// cluster a block is one group, and the first one adds what the others send. Tokens are the 16-row operand of the
-// products, rows of w the 8-column one: lane 4 g + c holds columns 8 c to 8 c + 7 of a step for row g of w and for
-// tokens g and g + 8. As many steps of w as kAhead are in registers before the kernels before this one have ended.
+// Grid: clusters of kCluster blocks, one for every kRows rows of w; y: one for every kTokens tokens. Block: kWarps
+// warps, which are its pieces; in a cluster a block is one group, and the first one adds what the others send. Tokens
+// are the 16-row operand of the products, rows of w the 8-column one: lane 4 g + c holds columns 8 c to 8 c + 7 of a
+// step for row g of w and for tokens g and g + 8. As many steps of w as kAhead are in registers before the kernels
+// before this one have ended.
 //
 // Shapes: any M and N; K and the strides of x multiples of 8, x and w aligned to 16 bytes.
 // Shared memory: static. Arch: sm_80 and newer; clusters and dependent launch from sm_90 on.

@@ -1,9 +1,9 @@
 // For each row b: i = the lowest index of the largest of logits[b, :]; largest[b] = that logit; where steps[b] is not 0,
 // tokens[b] = i; positions[b] += steps[b].
 //
-// NaN ranks above every number, so that a row with one gives the first one's index and NaN. A row is read by gridDim.x blocks; each
-// leaves a key (below), and the last to be done takes the largest of them and advances the row. No order of blocks can
-// change a result. Shapes: any rows; 1 .. 2^31 - 1 columns; rows stride apart, at any even address.
+// NaN ranks above every number, so that a row with one gives the first one's index and NaN. A row is read by gridDim.x
+// blocks; each leaves a key (below), and the last to be done takes the largest of them and advances the row. No order
+// of blocks can change a result. Shapes: any rows; 1 .. 2^31 - 1 columns; rows stride apart, at any even address.
 // counters [rows] are 0 before and after a launch; two launches with the same ones must not run side by side.
 // Grid: x blocks of a row, y rows. Block: kThreads. Shared memory: static. Arch: all; dependent launch from sm_90 on.
 

@@ -1,8 +1,9 @@
 // out[b, h] = sum_s 2^(top_s - top) parts[b, h, s] / sum_s 2^(top_s - top) weight_s * v_scale * sigmoid(gate), over the
 // splits s of a row in order, top the largest of them: what paged_attention_decode leaves of rows of several splits.
 //
-// A warp makes up to 128 dimensions of one head. Shapes: D 32, 64, 128 or 256. Grid: x ceil(heads * ceil(D / 128) /
-// kWarps), y B. Block: kThreads. Shared memory: none. Arch: all; dependent launch from sm_90 on.
+// A warp makes up to 64 dimensions of one head. Shapes: D 32, 64, 128 or 256. Grid: x ceil(heads * ceil(D / 64) /
+// kWarps), y B. Block: kThreads. Shared memory: none. Arch: all; dependent launch from sm_90 on. Alignment: `parts` and
+// `tops` 8 bytes.
 
 #include "include/attention_heads.cuh"
 #include "include/attention_splits.cuh"
@@ -10,8 +11,8 @@
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kWarpDims = 128;
-constexpr int kAtOnce = 16;  // splits whose sums are on their way together
+constexpr int kWarpDims = 64;
+constexpr int kAtOnce = 32;  // splits whose sums are on their way together
 static_assert(kMostSplits == 64 && kMostSplits % kAtOnce == 0, "a lane knows two splits");
 
 extern "C" __global__ __launch_bounds__(kThreads) void paged_attention_combine(
@@ -28,32 +29,44 @@ extern "C" __global__ __launch_bounds__(kThreads) void paged_attention_combine(
     int most_splits)
 {
   const int lane = threadIdx.x % 32, pieces = (dim + kWarpDims - 1) / kWarpDims;
-  const int own = blockIdx.x * kWarps + threadIdx.x / 32, head = own / pieces, first = own % pieces * kWarpDims + lane;
-  const long long row = blockIdx.y;
+  const int own = blockIdx.x * kWarps + threadIdx.x / 32, head = own / pieces;
+  const int first = own % pieces * kWarpDims + 2 * lane;  // of this lane's two
+  const bool has_dims = first < dim;
+  const long long row = blockIdx.y, at = (row * heads + head) * most_splits;
   launch_dependents();
   wait_for_predecessors();
-  const int count = splits_of(positions[row] + 1, fine).count;
-  if (count == 1 || head >= heads) return;
+  if (head >= heads) return;
+  // What a row of fewer splits does not have is read, where it lies in the tensor, so that this does not wait for the
+  // position; it is used nowhere.
+  const int position = positions[row];
+  float2 found[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    found[i] = *reinterpret_cast<const float2*>(tops + 2 * (at + min(lane + 32 * i, most_splits - 1)));
+  unsigned short gates[2] = {};
+  if (q_head > dim && has_dims)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) gates[i] = q[row * q_stride + head * static_cast<long long>(q_head) + dim + first + i];
 
-  const long long at = (row * heads + head) * most_splits;
+  const int count = splits_of(position + 1, fine).count;
+  if (count == 1) return;
   const float* from = parts + at * dim + first;
-  const int dims = min(4, dim / 32);
-  float values[kAtOnce][4];
+  float2 values[kAtOnce];
   const auto load = [&](int split) {
 #pragma unroll
-    for (int s = 0; s < kAtOnce; ++s)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        values[s][i] = split + s < count && i < dims ? from[static_cast<long long>(split + s) * dim + 32 * i] : 0.0f;
+    for (int s = 0; s < kAtOnce; ++s) {
+      values[s] = make_float2(0.0f, 0.0f);
+      if (split + s < count && has_dims)
+        values[s] = *reinterpret_cast<const float2*>(from + static_cast<long long>(split + s) * dim);
+    }
   };
   load(0);
-  float top[2], weight[2], sum[4] = {};
+  float top[2], weight[2], sum[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int split = lane + 32 * i;
-    float2 found = make_float2(__uint_as_float(0xff800000u), 0.0f);
-    if (split < count) found = *reinterpret_cast<const float2*>(tops + 2 * (at + split));
-    top[i] = found.x, weight[i] = found.y;
+    const bool there = lane + 32 * i < count;
+    top[i] = there ? found[i].x : __uint_as_float(0xff800000u);
+    weight[i] = there ? found[i].y : 0.0f;
   }
   float highest = fmaxf(top[0], top[1]);
 #pragma unroll
@@ -68,20 +81,18 @@ extern "C" __global__ __launch_bounds__(kThreads) void paged_attention_combine(
     for (int s = 0; s < kAtOnce; ++s) {
       // Beyond the last split the factor is 0.
       const float shrink = __shfl_sync(0xffffffffu, split + s < 32 ? top[0] : top[1], (split + s) % 32);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] = __fmaf_rn(values[s][i], shrink, sum[i]);
+      sum[0] = __fmaf_rn(values[s].x, shrink, sum[0]);
+      sum[1] = __fmaf_rn(values[s].y, shrink, sum[1]);
     }
     split += kAtOnce;
     if (split >= count) break;
     load(split);
   }
+  if (!has_dims) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i >= dims) break;
-    const int d = first + 32 * i;
+  for (int i = 0; i < 2; ++i) {
     float value = __fmul_rn(__fdividef(sum[i], total), v_scale);
-    if (q_head > dim)
-      value = __fmul_rn(value, sigmoid(widen(q[row * q_stride + head * static_cast<long long>(q_head) + dim + d])));
-    out[(row * heads + head) * dim + d] = narrow(value);
+    if (q_head > dim) value = __fmul_rn(value, sigmoid(widen(gates[i])));
+    out[(row * heads + head) * dim + first + i] = narrow(value);
   }
 }

@@ -1,120 +1,45 @@
 // One new token of each sequence: its key and value enter the cache, its query attends to all tokens so far.
 //
 // out[b, h] = sum_s softmax_s(scale * q . k_s) v_s * sigmoid(gate), of query heads h that share a key-value head
-// h / (heads / kv_heads); q and k are normed and turned first (attention_heads.cuh). float32 between the 16-bit operands, and one
-// rounding; the weights of the softmax enter the products as two operands each, so that they lose nothing there.
+// h / (heads / kv_heads); q and k are normed and turned first (attention_heads.cuh). float32 between the 16-bit
+// operands, and one rounding; the weights of the softmax enter the products as two operands each, so that they lose
+// nothing there.
 //
 // A block has up to kHeads query heads of one key-value head of one sequence and takes the splits of its tokens
-// blockIdx.x, + gridDim.x, ... The 16 tokens 16 w .. of each page of 64 belong to warp w, straight from memory into
-// registers; the warps' sums are added in order, once a split. A sequence of one split is finished here, the sums of
-// others by paged_attention_combine. A row's bits depend on its own tokens and their number alone.
+// blockIdx.x, + gridDim.x, ... A page's keys and values are on their way to shared memory while the queries are
+// prepared, the next page's from where this one's have been read. Of a page of 64, a warp makes the scores of the 16
+// tokens 16 w .. and adds up its own dimensions of the values of all tokens: warps exchange scores, once a page, and
+// nothing else. A sequence of one split is finished here, the sums of others by paged_attention_combine. A row's bits
+// depend on its own tokens and their number alone.
 //
 // Tokens beyond `positions[b]` are never read. A padding row has position 0 and page 0, which nothing else uses.
 // Shapes: heads / kv_heads any integer, rotary even, <= D. Grid: x splits at a time, y kv_heads * ceil(heads /
-// kv_heads / kHeads), z B. Block: kThreads. Shared memory: static. Arch: all; dependent launch from sm_90 on.
-// Alignment: pages 16 bytes, `parts` 4.
+// kv_heads / kHeads), z B. Block: kThreads. Shared memory: dynamic, Shared, which the launcher computes alike. Arch:
+// all; dependent launch from sm_90 on. Alignment: pages, `parts` and `tops` 16 bytes.
 
+#include "include/attention_softmax.cuh"
 #include "include/attention_splits.cuh"
-#include "include/attention_tokens.cuh"
 
 constexpr int kWarps = kPageTokens / 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kOwnHeads = kHeads / kWarps;  // whose queries a warp prepares
-constexpr int kBlocksPerSm = kDim == 256 ? 2 : kDim == 128 ? 3 : 4;
-constexpr int kSumRow = 2 * kDim + 4;  // two heads side by side; 4 more keep the lanes of a store apart in the banks
-
-static_assert(kHeads / 2 * kSumRow >= (kOwnHeads + 1) * kDim, "a warp turns its heads where its sums will be");
+constexpr int kBlocksPerSm = kRowBytes == 512 ? 3 : 4;
+constexpr int kScoreRow = kPageTokens + 4;  // 4 more keep the lanes of a store apart in the banks
 
 // Shared memory of a block.
 struct Shared {
+  alignas(16) unsigned char keys[kWarps][16 * kRowBytes];  // of a page, as Keys copies them
+  alignas(16) unsigned char values[kPageTokens * kRowBytes];
   alignas(16) unsigned short queries[kHeads * kDim];       // as query_place says
   alignas(16) unsigned char fresh[2][kRowBytes];           // the new token's key and value as stored
-  alignas(16) float sums[kWarps][kHeads / 2][kSumRow];     // of a split: [D][2 heads]; before, a warp's for turning
-  float tops[kWarps][kHeads], weights[kWarps][kHeads];     // the largest score, the sum of the softmax's weights
-  float shrinks[kWarps][kHeads], top[kHeads], weight[kHeads];  // of merge_tops
+  union {
+    alignas(16) float scores[2][kHeads][kScoreRow];        // of a page, in turns
+    unsigned short turning[kHeads + 1][kDim];              // before: queries and the new key to be turned
+  };
 };
-
-// What the warp has added up: columns 2 c and 2 c + 1 are this lane's heads.
-struct Running {
-  float top[2], weight[2], sums[kSteps][4];  // weight: of this lane's tokens alone
-  __device__ __forceinline__ void reset() {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) top[j] = __uint_as_float(0xff800000u), weight[j] = 0.0f;
-#pragma unroll
-    for (int a = 0; a < kSteps; ++a)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[a][i] = 0.0f;
-  }
-};
-
-// scores of tokens g and g + 8, minus infinity where there is no token -> the softmax's weights against the new top.
-__device__ __forceinline__ void weigh(Running& running, float (&scores)[4], float factor) {
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    float top = fmaxf(scores[j], scores[2 + j]);
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2)
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
-    top = fmaxf(top, running.top[j]);
-    const float shrink = exp2f(__fmul_rn(running.top[j] - top, factor));
-    running.top[j] = top;
-    scores[j] = exp2f(__fmul_rn(scores[j] - top, factor));
-    scores[2 + j] = exp2f(__fmul_rn(scores[2 + j] - top, factor));
-    running.weight[j] = __fmaf_rn(running.weight[j], shrink, __fadd_rn(scores[j], scores[2 + j]));
-#pragma unroll
-    for (int a = 0; a < kSteps; ++a) {
-      running.sums[a][j] = __fmul_rn(running.sums[a][j], shrink);
-      running.sums[a][2 + j] = __fmul_rn(running.sums[a][2 + j], shrink);
-    }
-  }
-}
-
-// The weights as operands: tokens 2 c, 2 c + 1 and 2 c + 8, 2 c + 9 of head g; rounded, and what that has lost.
-__device__ __forceinline__ void as_operands(const float (&weights)[4], int g, int c, unsigned (&upper)[2],
-                                            unsigned (&lower)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned pair = narrow_pair(weights[2 * i], weights[2 * i + 1]);
-    const unsigned lost = narrow_pair(__fsub_rn(weights[2 * i], widen(pair & 0xffffu)),
-                                      __fsub_rn(weights[2 * i + 1], widen(pair >> 16)));
-    upper[i] = turned(pair, g, c);
-    lower[i] = turned(lost, g, c);
-  }
-}
-
-// Hands the warp's sums of a split over. factor: of the tops, to powers of two.
-__device__ __forceinline__ void deliver(Shared& shared, const Running& running, float factor, int warp, int g, int c) {
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    float weight = running.weight[j];
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2)
-      weight = __fadd_rn(weight, __shfl_xor_sync(0xffffffffu, weight, distance));
-    if (g == 0) {
-      shared.tops[warp][2 * c + j] = __fmul_rn(running.top[j], factor);
-      shared.weights[warp][2 * c + j] = weight;
-    }
-  }
-#pragma unroll
-  for (int a = 0; a < kSteps; ++a)
-    *reinterpret_cast<float4*>(&shared.sums[warp][c][2 * sum_dim(a, g)]) =
-        make_float4(running.sums[a][0], running.sums[a][1], running.sums[a][2], running.sums[a][3]);
-}
-
-// One head: the tops' maximum, the weights' sum, and what each warp's sums are multiplied by.
-__device__ __forceinline__ void merge_tops(Shared& shared, int head) {
-  float top = shared.tops[0][head], weight = 0.0f;
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) top = fmaxf(top, shared.tops[w][head]);
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float shrink = exp2f(shared.tops[w][head] - top);
-    weight = __fmaf_rn(shared.weights[w][head], shrink, weight);
-    shared.shrinks[w][head] = shrink;
-  }
-  shared.top[head] = top;
-  shared.weight[head] = weight;
-}
+static_assert(sizeof(Shared) == 130 * kRowBytes + 2 * kHeads * kDim +
+                                    (18 * kDim > 8 * kHeads * kScoreRow ? 18 * kDim : 8 * kHeads * kScoreRow),
+              "the launcher's shared_bytes");
 
 extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_attention_decode(
     const unsigned short* q,     // [B, heads * q_head] bf16 or f16; as ptx.cuh says of what earlier kernels write
@@ -140,7 +65,8 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
     int fine,                    // of splits_of
     int most_splits)
 {
-  __shared__ Shared shared;
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const int shared_heads = heads / kv_heads, tiles = (shared_heads + kHeads - 1) / kHeads;
   const int kv_head = blockIdx.y / tiles, tile = blockIdx.y % tiles;
@@ -148,57 +74,81 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   const int own_heads = min(kHeads, shared_heads - tile * kHeads);
   const long long row = blockIdx.z;
   const unsigned short* own_q = q + row * q_stride;
+  const int* pages = page_table + row * table_stride;
+  const bool makes_new = warp >= kWarps - 2, is_key = warp == kWarps - 2;
 
   launch_dependents();
   float q_gains[kMostOfLane], k_gains[kMostOfLane];
   load_gain(q_gains, q_gain, kDim, lane);
-  load_gain(k_gains, warp == kWarps - 2 ? k_gain : nullptr, kDim, lane);
+  load_gain(k_gains, is_key ? k_gain : nullptr, kDim, lane);
   wait_for_predecessors();
 
-  // This warp's heads: two queries, of which the second may lack; and in the block that meets the new token, whose
-  // key and value the last warps make. What is read is on its way before any of it is used.
+  // What is read is on its way before any of it is used, so that few loads wait for others: the page is the block's
+  // first wherever splits have one, and all of its number lie in the table. A warp prepares two queries, of which the
+  // second may lack; in the block that meets the new token the last warps make its key and value.
+  const int position = positions[row];
+  const int likely = pages[min(static_cast<int>(blockIdx.x), most_splits - 1)];
   Head own[kOwnHeads], fresh;
 #pragma unroll
   for (int i = 0; i < kOwnHeads; ++i)
-    own[i].load(own_q + (first_head + min(warp + kWarps * i, own_heads - 1)) * static_cast<long long>(q_head), kDim, lane);
-  const int position = positions[row];
+    own[i].load(own_q + static_cast<long long>(first_head + min(warp + kWarps * i, own_heads - 1)) * q_head, kDim, lane);
+  if (makes_new) fresh.load((is_key ? k + row * k_stride : v + row * v_stride) + kv_head * kDim, kDim, lane);
   const Splits splits = splits_of(position + 1, fine);
   if (blockIdx.x >= splits.count) return;
-  const int* pages = page_table + row * table_stride;
 
   // The pages of this block's splits, in order: `page` is before splits.all_pages while there are any.
   int split = blockIdx.x, page = split * splits.pages;
   const auto page_number = [&](int at) { return at < splits.all_pages ? pages[at] : 0; };
   const unsigned of_keys = kept(warp * 16 * kRowBytes + Keys::offset(g, c));
-  const unsigned of_values = kept(warp * 16 * kRowBytes + Values::offset(g, c));
+  const unsigned of_values = kept(Values::offset(warp, g, c));
   const auto own_of = [&](const unsigned char* all, int number, unsigned offset) {
     return all + (static_cast<long long>(number) * kv_heads + kv_head) * (kPageTokens * kRowBytes) + offset;
   };
-  // Old tokens among this warp's of a page: below 1 where there are none.
-  const auto old_tokens = [&](int at) { return position - at * kPageTokens - warp * 16; };
+  unsigned char* key_stage = shared.keys[warp] + lane * kKeyUnit;
+  unsigned char* value_stage = shared.values + (warp * 512 + lane) * kValueUnit;
+  // One group of copies each, without any where the sequence has no such page.
+  const auto copy_keys = [&](int number, int at) {
+    if (at < splits.all_pages)
+      Keys::copy(shared_address(key_stage), own_of(k_pages, number, of_keys),
+                 position - at * kPageTokens - 16 * warp, g);
+    commit_copies();
+  };
+  const auto copy_values = [&](int number, int at) {
+    if (at < splits.all_pages && warp < kValueWarps)
+      Values::copy(shared_address(value_stage), own_of(v_pages, number, of_values), position - at * kPageTokens, c);
+    commit_copies();
+  };
 
-  Keys keys;
-  Values values;
-  int number = page_number(page);
-  const bool has_new = warp >= kWarps - 2 && blockIdx.x == (splits.count - 1) % gridDim.x, is_key = warp == kWarps - 2;
+  int number = page == static_cast<int>(blockIdx.x) ? likely : pages[page];
+  copy_keys(number, page);
+  copy_values(number, page);
   const Turn turn(cos_sin + static_cast<long long>(position) * rotary, rotary, kDim, lane);
-  if (has_new) fresh.load((is_key ? k + row * k_stride : v + row * v_stride) + kv_head * kDim, kDim, lane);
-  keys.load(own_of(k_pages, number, of_keys), old_tokens(page), g);
-  values.load(own_of(v_pages, number, of_values), old_tokens(page), c);
+  const int last = splits.count - 1, of_last = last < gridDim.x ? last : last % gridDim.x;
+  const bool has_new = makes_new && blockIdx.x == of_last;
+  const int newest = has_new ? pages[splits.all_pages - 1] : 0;
 
   if (q_gain != nullptr)
 #pragma unroll
     for (int i = 0; i < kOwnHeads; ++i) own[i].norm(q_gains, eps, kDim);
   if (k_gain != nullptr && has_new && is_key) fresh.norm(k_gains, eps, kDim);
   if (rotary) {
-    float* stage = shared.sums[warp][0];
+    const auto put = [&](const Head& head, int place) {
 #pragma unroll
-    for (int i = 0; i < kOwnHeads; ++i) own[i].put(stage + i * kDim, kDim, lane);
-    if (has_new && is_key) fresh.put(stage + kOwnHeads * kDim, kDim, lane);
+      for (int i = 0; i < kDim / 32; ++i) {
+        if (32 * i >= rotary) break;
+        shared.turning[place][lane + 32 * i] = narrow(head.x[i]);
+      }
+    };
+    const auto rotate = [&](Head& head, int place) {
+      head.rotate(turn, [&](int d) { return widen(shared.turning[place][d]); }, kDim, lane);
+    };
+#pragma unroll
+    for (int i = 0; i < kOwnHeads; ++i) put(own[i], warp + kWarps * i);
+    if (has_new && is_key) put(fresh, kHeads);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kOwnHeads; ++i) own[i].rotate(turn, stage + i * kDim, kDim, lane);
-    if (has_new && is_key) fresh.rotate(turn, stage + kOwnHeads * kDim, kDim, lane);
+    for (int i = 0; i < kOwnHeads; ++i) rotate(own[i], warp + kWarps * i);
+    if (has_new && is_key) rotate(fresh, kHeads);
   }
 #pragma unroll
   for (int i = 0; i < kOwnHeads; ++i) {
@@ -209,8 +159,7 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   }
   if (has_new) {
     const long long at =
-        ((static_cast<long long>(pages[position / kPageTokens]) * kv_heads + kv_head) * kPageTokens +
-         position % kPageTokens) * kDim;
+        ((static_cast<long long>(newest) * kv_heads + kv_head) * kPageTokens + position % kPageTokens) * kDim;
     Stored* cache = reinterpret_cast<Stored*>(is_key ? k_pages : v_pages) + at;
     Stored* to = reinterpret_cast<Stored*>(shared.fresh[is_key ? 0 : 1]);
 #pragma unroll
@@ -233,60 +182,82 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   };
   int next_split = split, next = advanced(page, next_split);
   number = page_number(next);
-  while (page < splits.all_pages) {
-    const int before = old_tokens(page);  // the place of the new token, if it is one of these 16
-    const int next_tokens = next < splits.all_pages ? old_tokens(next) : 0;
-    float scores[4];
+  for (int turns = 0; page < splits.all_pages; ++turns) {
+    const int place = position - page * kPageTokens;  // of the new token, if the page has it; old ones before it
+    float(&scores)[kHeads][kScoreRow] = shared.scores[turns % 2];
+
+    wait_copies<1>();
+    const int before = place - 16 * warp;
+    float made[4] = {};
     if (before >= 0) {
+      Keys keys;
+      keys.load(key_stage);
       if (before < 16) keys.replace(before, shared.fresh[0], g, c);
-      keys.scores(scores, shared.queries + 8 * lane);
+      keys.scores(made, shared.queries + 8 * lane);
+    }
+    copy_keys(number, next);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (g + i / 2 * 8 > before) scores[i] = __uint_as_float(0xff800000u);
-    }
-    keys.load(own_of(k_pages, number, of_keys), next_tokens, g);
-    if (before >= 0) {
-      unsigned upper[2], lower[2];
-      weigh(running, scores, factor);
-      as_operands(scores, g, c, upper, lower);
-      if (before < 16) values.replace(before, shared.fresh[1], g, c);
-      values.add(running.sums, upper, lower);
-    }
-    values.load(own_of(v_pages, number, of_values), next_tokens, c);
+    for (int i = 0; i < 4; ++i)
+      scores[2 * c + i % 2][16 * warp + g + i / 2 * 8] =
+          g + i / 2 * 8 > before ? __uint_as_float(0xff800000u) : made[i];
+    // Who writes these scores again, two pages on, has met here once more, after they were read.
+    __syncthreads();
+
+    float weights[kPageTokens / 16][4];
+#pragma unroll
+    for (int j = 0; j < kPageTokens / 16; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 both = *reinterpret_cast<const float2*>(&scores[g][16 * j + Values::token(2 * i, c)]);
+        weights[j][2 * i] = both.x, weights[j][2 * i + 1] = both.y;
+      }
+    weigh(running, weights, factor, c);
+    wait_copies<1>();
+    if (warp < kValueWarps)
+#pragma unroll
+      for (int j = 0; j < kPageTokens / 16; ++j) {
+        if (16 * j > place) break;
+        unsigned upper[2], lower[2];
+        as_operands(weights[j], upper, lower);
+        Values values;
+        values.load(value_stage + 4 * j * 32 * kValueUnit);
+        if (place < 16 * (j + 1)) values.replace(place - 16 * j, shared.fresh[1], warp, g, c);
+        values.add(running.sums, upper, lower);
+      }
+    copy_values(number, next);
 
     if (next_split != split) {
-      deliver(shared, running, factor, warp, g, c);
-      running.reset();
-      __syncthreads();
-      if (threadIdx.x < kHeads) merge_tops(shared, threadIdx.x);
-      __syncthreads();
-      for (int item = threadIdx.x; item < kHeads / 2 * kDim; item += kThreads) {
-        const int pair = item / kDim, d = item % kDim;
-        if (2 * pair >= own_heads) break;
-        float sum[2] = {};
+      float weight = running.weight, column_weights[2];
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-          const float2 both = *reinterpret_cast<const float2*>(&shared.sums[w][pair][2 * d]);
-          sum[0] = __fmaf_rn(both.x, shared.shrinks[w][2 * pair], sum[0]);
-          sum[1] = __fmaf_rn(both.y, shared.shrinks[w][2 * pair + 1], sum[1]);
-        }
+      for (int distance = 1; distance < 4; distance *= 2)
+        weight = __fadd_rn(weight, __shfl_xor_sync(0xffffffffu, weight, distance));
+      of_columns(column_weights, weight, c);
+      if (splits.count > 1 && warp == 0 && c == 0 && g < own_heads)
+        *reinterpret_cast<float2*>(tops + 2 * ((row * heads + first_head + g) * most_splits + split)) =
+            make_float2(__fmul_rn(running.top, factor), weight);
+      const int first = Values::first_dim(warp, g);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int head = first_head + 2 * pair + j;
-          if (2 * pair + j >= own_heads) break;
-          if (splits.count == 1) {
-            float value = __fmul_rn(__fdividef(sum[j], shared.weight[2 * pair + j]), v_scale);
-            if (q_head > kDim)
-              value = __fmul_rn(value, sigmoid(widen(own_q[head * static_cast<long long>(q_head) + kDim + d])));
-            out[(row * heads + head) * kDim + d] = narrow(value);
-          } else {
-            const long long at = (row * heads + head) * most_splits + split;
-            parts[at * kDim + d] = sum[j];
-            if (d == 0) tops[2 * at] = shared.top[2 * pair + j], tops[2 * at + 1] = shared.weight[2 * pair + j];
+      for (int j = 0; j < 2; ++j) {
+        if (2 * c + j >= own_heads || warp >= kValueWarps) break;
+        const int head = first_head + 2 * c + j;
+        if (splits.count > 1) {
+          float* to = parts + ((row * heads + head) * most_splits + split) * kDim + first;
+#pragma unroll
+          for (int a = 0; a < kOwnSteps; ++a)
+            *reinterpret_cast<float2*>(to + 2 * a) = make_float2(running.sums[a][j], running.sums[a][2 + j]);
+        } else {
+          const unsigned short* gates = own_q + head * static_cast<long long>(q_head) + kDim + first;
+          unsigned short* to = out + (row * heads + head) * kDim + first;
+#pragma unroll
+          for (int d = 0; d < kUnitDims; ++d) {
+            float value =
+                __fmul_rn(__fdividef(running.sums[d / 2][d % 2 * 2 + j], column_weights[j]), v_scale);
+            if (q_head > kDim) value = __fmul_rn(value, sigmoid(widen(gates[d])));
+            to[d] = narrow(value);
           }
         }
       }
-      __syncthreads();
+      running.reset();
     }
     page = next, split = next_split;
     next = advanced(page, next_split);

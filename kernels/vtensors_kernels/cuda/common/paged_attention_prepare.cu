@@ -50,9 +50,11 @@ extern "C" __global__ __launch_bounds__(kThreads) void paged_attention_prepare(
     if ((is_query ? q_gain : k_gain) != nullptr) own.norm(gain, eps, dim);
     if (rotary) {
       const Turn turn(cos_sin + position * rotary, rotary, dim, lane);
-      own.put(stage[warp], dim, lane);
+#pragma unroll
+      for (int i = 0; i < kMostOfLane; ++i)
+        if (32 * i < dim) stage[warp][lane + 32 * i] = own.x[i];
       __syncwarp();
-      own.rotate(turn, stage[warp], dim, lane);
+      own.rotate(turn, [&](int d) { return stage[warp][d]; }, dim, lane);
     }
   }
   const long long row = (static_cast<long long>(page_table[position / kPageTokens]) * kv_heads + head) * kPageTokens +

@@ -1,4 +1,4 @@
-// x [M, K] in 16 bits -> E4M3 codes and the scales they are under, bit for bit `vtensors_formats`' activation quantizers.
+// x [M, K] in 16 bits -> E4M3 codes and the scales they are under, bit for bit those of `vtensors_formats`.
 //
 // With v = x, or x * pre_scale[k] rounded to x's format, and the scale s of v by VT_SCALE:
 //   0 stored   s as the checkpoint stores it                      code = e4m3(v / s)

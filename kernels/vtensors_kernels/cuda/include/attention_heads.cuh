@@ -56,10 +56,12 @@ struct Turn {
   // angles: cos [rotary / 2], then sin; not read where rotary is 0.
   __device__ __forceinline__ Turn(const float* angles, int rotary_, int dim, int lane) : rotary(rotary_) {
 #pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) cosines[i] = sines[i] = 0.0f;
+#pragma unroll
     for (int i = 0; i < kMostOfLane; ++i) {
       const int d = lane + 32 * i, half = rotary / 2;
-      cosines[i] = sines[i] = 0.0f;
-      if (32 * i < dim && d < rotary) {
+      if (32 * i >= dim || 32 * i >= rotary) break;
+      if (d < rotary) {
         cosines[i] = angles[d < half ? d : d - half];
         sines[i] = angles[d < half ? d + half : d];
       }
@@ -85,20 +87,15 @@ struct Head {
 #pragma unroll
     for (int i = 0; i < kMostOfLane; ++i) x[i] = rounded(__fmul_rn(__fmul_rn(x[i], inverse), gain[i]));
   }
-  // For rotate, before the warp meets. stage: [dim] of shared memory, this head's own.
-  __device__ __forceinline__ void put(float* stage, int dim, int lane) const {
-#pragma unroll
-    for (int i = 0; i < kMostOfLane; ++i)
-      if (32 * i < dim) stage[lane + 32 * i] = x[i];
-  }
-  // Pairs (d, d + rotary / 2) turned, and rounded to 16 bits.
-  __device__ __forceinline__ void rotate(const Turn& turn, const float* stage, int dim, int lane) {
+  // Pairs (d, d + rotary / 2) turned, and rounded to 16 bits. before: (d) -> x of dimension d before any is turned.
+  template <class Before>
+  __device__ __forceinline__ void rotate(const Turn& turn, const Before& before, int dim, int lane) {
     const int half = turn.rotary / 2;
 #pragma unroll
     for (int i = 0; i < kMostOfLane; ++i) {
       const int d = lane + 32 * i;
-      if (32 * i >= dim) break;
-      const float other = __fmul_rn(stage[d < half ? d + half : d < turn.rotary ? d - half : d], turn.sines[i]);
+      if (32 * i >= dim || 32 * i >= turn.rotary) break;
+      const float other = __fmul_rn(before(d < half ? d + half : d < turn.rotary ? d - half : d), turn.sines[i]);
       const float own = __fmul_rn(x[i], turn.cosines[i]);
       const float turned = rounded(d < half ? __fsub_rn(own, other) : __fadd_rn(own, other));
       x[i] = d < turn.rotary ? turned : x[i];

@@ -15,6 +15,8 @@ __device__ __forceinline__ Splits splits_of(int length, int fine) {
   Splits splits;
   splits.all_pages = (length + 63) / 64;
   splits.pages = max(length <= fine ? 1 : 2, (splits.all_pages + kMostSplits - 1) / kMostSplits);
-  splits.count = (splits.all_pages + splits.pages - 1) / splits.pages;
+  // A division by a number that is not known takes as long as a load from L2.
+  splits.count = splits.pages == 1 ? splits.all_pages : (splits.all_pages + 1) / 2;
+  if (splits.pages > 2) splits.count = (splits.all_pages + splits.pages - 1) / splits.pages;
   return splits;
 }

@@ -1,16 +1,17 @@
 #pragma once
-// Sixteen tokens of one key-value head in the registers of a warp, as operands of 16 x 8 x 16 products.
+// The tokens of one key-value head on their way through shared memory into operands of 16 x 8 x 16 products.
 //
-// Keys are the rows of scores [16 tokens x 8 heads] = K [16 x D] Q^T [D x 8]; values, turned, those of sums
-// [D x 8 heads] += V^T [D x 16 tokens] P [16 tokens x 8]. The order of what is summed over and of D's rows is free: it
-// is the one in which lanes read up to 16 neighbouring bytes of a token, with no exchange between lanes.
+// Keys are the rows of scores [16 tokens x 8 heads] = K [16 x D] Q^T [D x 8], a warp's own 16 tokens of a page; values,
+// turned, those of sums [D x 8 heads] += V^T [D x 16 tokens] P [16 tokens x 8], a warp's own dimensions of all tokens.
+// The order of what is summed over and of D's rows is free: it is the one in which lanes read up to 16 neighbouring
+// bytes of a token. A lane copies what it will read itself, [unit][lane]: nobody else waits for it, and banks are apart.
 //   lane 4 g + c, keys:   tokens g and g + 8, bytes kKeyUnit * c of every 4 * kKeyUnit
-//                 values: tokens 2 c, 2 c + 1, 2 c + 8, 2 c + 9, bytes kValueUnit * g of every 8 * kValueUnit
+//                 values: tokens 2 c, 2 c + 1, 2 c + 8, 2 c + 9 of every 16, bytes kValueUnit * g of the warp's
 
 #include "include/attention_heads.cuh"
-#include "include/global_loads_ptx.cuh"
 #include "include/packed_blocks.cuh"
 #include "include/ptx.cuh"
+#include "include/staged_copies_ptx.cuh"
 
 #ifndef VT_HEAD_DIM
 #define VT_HEAD_DIM 256
@@ -20,36 +21,27 @@ static_assert(kDim == 32 || kDim == 64 || kDim == 128 || kDim == 256, "VT_HEAD_D
 
 constexpr int kRowBytes = kDim * kStoredBytes;  // of a token
 constexpr int kHeads = 8;                       // columns of the products
+constexpr int kSteps = kDim / 16;               // products of 16 x 8 x 16 for a sum over D
 constexpr int kKeyWords = kRowBytes / 16;       // of a token, a lane's
-constexpr int kValueWords = kRowBytes / 32;
 constexpr int kKeyUnit = kKeyWords >= 4 ? 16 : 4 * kKeyWords;
-constexpr int kValueUnit = kValueWords >= 4 ? 16 : 4 * kValueWords;
-constexpr int kSteps = kDim / 16;  // products of 16 x 8 x 16 for a sum over D, and for 16 rows of each of D
+constexpr int kKeyUnits = 4 * kKeyWords / kKeyUnit;
+constexpr int kValueWarps = kRowBytes >= 128 ? 4 : kRowBytes / 32;  // a lane has at least 4 bytes of a token
+constexpr int kValueUnit = kRowBytes / kValueWarps / 8;
+constexpr int kUnitDims = kValueUnit / kStoredBytes;  // dimensions of a lane
+constexpr int kOwnSteps = kUnitDims / 2;              // products for 16 of the warp's dimensions each
 
-// A lane's `words` of a token's row in the cache, `lanes` of them sharing it, from its first unit on; zeros where the
-// row is not wanted.
-template <int unit, int lanes, int words>
-__device__ __forceinline__ void load_units(unsigned (&to)[words], const unsigned char* first, bool wanted) {
-#pragma unroll
-  for (int i = 0; i < words * 4 / unit; ++i) {
-    const unsigned char* from = first + i * lanes * unit;
-    if constexpr (unit == 16) {
-      const uint4 v = load_global_once_128_if(wanted, from);
-      to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
-    } else {
-#pragma unroll
-      for (int j = 0; j < unit / 4; ++j)
-        to[unit / 4 * i + j] = wanted ? reinterpret_cast<const unsigned*>(from)[j] : 0;
-    }
+// A unit of shared memory in words.
+template <int unit>
+__device__ __forceinline__ void load_unit(unsigned* to, const unsigned char* from) {
+  if constexpr (unit == 16) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (unit == 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = *reinterpret_cast<const unsigned*>(from);
   }
-}
-
-// The same from shared memory.
-template <int unit, int lanes, int words>
-__device__ __forceinline__ void copy_units(unsigned (&to)[words], const unsigned char* row, int own) {
-#pragma unroll
-  for (int i = 0; i < words; ++i)
-    to[i] = *reinterpret_cast<const unsigned*>(row + (i / (unit / 4) * lanes + own) * unit + i % (unit / 4) * 4);
 }
 
 // Four E4M3 codes as two pairs of operands: of bytes 0 and 2, and of bytes 1 and 3. Exact; NaN codes count as 480.
@@ -81,16 +73,31 @@ struct Keys {
 
   // Bytes from the first of the 16 tokens to what is this lane's.
   __device__ static __forceinline__ unsigned offset(int g, int c) { return g * kRowBytes + c * kKeyUnit; }
-  // own: the first token's row and the offset. tokens: of these 16, how many there are to read.
-  __device__ __forceinline__ void load(const unsigned char* own, int tokens, int g) {
+  // stage: the warp's, + kKeyUnit * lane. own: the first token's row and the offset. tokens: of these 16, how many
+  // there are to read.
+  __device__ static __forceinline__ void copy(unsigned stage, const unsigned char* own, int tokens, int g) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) load_units<kKeyUnit, 4>(words[r], own + 8 * r * kRowBytes, g + 8 * r < tokens);
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kKeyUnits; ++i)
+        copy_or_zero<kKeyUnit>(stage + (r * kKeyUnits + i) * 32 * kKeyUnit, own + 8 * r * kRowBytes + i * 4 * kKeyUnit,
+                               g + 8 * r < tokens);
+  }
+  __device__ __forceinline__ void load(const unsigned char* stage) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kKeyUnits; ++i)
+        load_unit<kKeyUnit>(&words[r][i * (kKeyUnit / 4)], stage + (r * kKeyUnits + i) * 32 * kKeyUnit);
   }
   // The token at `place` is that row.
   __device__ __forceinline__ void replace(int place, const unsigned char* row, int g, int c) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (g + 8 * r == place) copy_units<kKeyUnit, 4>(words[r], row, c);
+      if (g + 8 * r == place)
+#pragma unroll
+        for (int i = 0; i < kKeyUnits; ++i)
+          load_unit<kKeyUnit>(&words[r][i * (kKeyUnit / 4)], row + (4 * i + c) * kKeyUnit);
   }
   // scores: tokens g, g, g + 8, g + 8 and heads 2 c, 2 c + 1, 2 c, 2 c + 1. queries: as query_place says, + 8 * lane.
   __device__ __forceinline__ void scores(float (&scores)[4], const unsigned short* queries) const {
@@ -123,33 +130,41 @@ struct Keys {
   }
 };
 
-// The first of the two neighbouring dimensions of sums[a]: they hold dimension, + 0, + 1, + 1 of heads 2 c, 2 c + 1, ..
-__device__ __forceinline__ int sum_dim(int a, int g) {
-  constexpr int kUnit = kValueUnit / kStoredBytes;
-  return 2 * a / kUnit * 8 * kUnit + g * kUnit + 2 * a % kUnit;
-}
-
+// Sixteen tokens' values of the warp's dimensions.
 struct Values {
-  unsigned words[4][kValueWords];
+  unsigned words[4][kValueUnit / 4];
 
   __device__ static __forceinline__ int token(int i, int c) { return 2 * c + i % 2 + i / 2 * 8; }
-  // As of Keys.
-  __device__ static __forceinline__ unsigned offset(int g, int c) { return 2 * c * kRowBytes + g * kValueUnit; }
-  __device__ __forceinline__ void load(const unsigned char* own, int tokens, int c) {
+  // Bytes from the first token of a page to what is this lane's; the first of the lane's kUnitDims dimensions.
+  __device__ static __forceinline__ unsigned offset(int warp, int g, int c) {
+    return 2 * c * kRowBytes + (8 * warp + g) * kValueUnit;
+  }
+  __device__ static __forceinline__ int first_dim(int warp, int g) { return (8 * warp + g) * kUnitDims; }
+  // The whole page. stage: the warp's, + kValueUnit * lane. own, tokens: as of Keys, of the page.
+  __device__ static __forceinline__ void copy(unsigned stage, const unsigned char* own, int tokens, int c) {
+#pragma unroll
+    for (int j = 0; j < kPageTokens / 16; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        copy_or_zero<kValueUnit>(stage + (4 * j + i) * 32 * kValueUnit, own + (16 * j + token(i, 0)) * kRowBytes,
+                                 16 * j + token(i, c) < tokens);
+  }
+  // stage: of these 16 tokens.
+  __device__ __forceinline__ void load(const unsigned char* stage) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) load_unit<kValueUnit>(words[i], stage + i * 32 * kValueUnit);
+  }
+  __device__ __forceinline__ void replace(int place, const unsigned char* row, int warp, int g, int c) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      load_units<kValueUnit, 8>(words[i], own + token(i, 0) * kRowBytes, token(i, c) < tokens);
+      if (token(i, c) == place) load_unit<kValueUnit>(words[i], row + (8 * warp + g) * kValueUnit);
   }
-  __device__ __forceinline__ void replace(int place, const unsigned char* row, int g, int c) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (token(i, c) == place) copy_units<kValueUnit, 8>(words[i], row, g);
-  }
-  // sums: as sum_dim says. upper, lower: the weights of 16 tokens x 8 heads as two operands whose sum they are.
-  __device__ __forceinline__ void add(float (&sums)[kSteps][4], const unsigned (&upper)[2],
+  // sums[a]: dimensions 2 a, 2 a, 2 a + 1, 2 a + 1 of the lane's, of heads 2 c, 2 c + 1, 2 c, 2 c + 1. upper, lower:
+  // the weights of 16 tokens x 8 heads as two operands whose sum they are.
+  __device__ __forceinline__ void add(float (&sums)[kOwnSteps][4], const unsigned (&upper)[2],
                                       const unsigned (&lower)[2]) const {
 #pragma unroll
-    for (int a = 0; a < kSteps; ++a) {
+    for (int a = 0; a < kOwnSteps; ++a) {
       unsigned v[4];
 #if VT_FP8
       const unsigned selector = a % 2 ? 0x7632u : 0x5410u;
@@ -166,10 +181,3 @@ struct Values {
     }
   }
 };
-
-// From tokens g (first), heads 2 c and 2 c + 1, to head g, tokens 2 c and 2 c + 1: an 8 x 8 matrix turned.
-__device__ __forceinline__ unsigned turned(unsigned pair, int g, int c) {
-  const unsigned first = __shfl_sync(0xffffffffu, pair, 8 * c + g / 2);
-  const unsigned second = __shfl_sync(0xffffffffu, pair, 8 * c + 4 + g / 2);
-  return __byte_perm(first, second, g % 2 ? 0x7632u : 0x5410u);
-}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import vtensors
+from linears_in_place import check_calls, watch
 from nvfp4_cuda_cases import HALVES, TOLERANCE, make_weight, make_x, relative, replayed
 from vtensors.kernel_binding import BoundKernel, bind_plan
 from vtensors.records import KernelRequest
@@ -258,16 +259,13 @@ def test_a_checkpoint_with_4_bit_activations_runs_them_on_the_device(
 ) -> None:
     # None: the switch asks for them.
     monkeypatch.setenv("VT_MODELOPT_W4A4", str(int(activations is None)))
-    ids = torch.arange(40).reshape(1, -1) * 7 % 500
-    wanted = vtensors.load_model(CHECKPOINT, device="cpu", dtype="float32", activations="declared").logits(
-        ids
-    )
+    calls = watch(monkeypatch)
     model = vtensors.load_model(CHECKPOINT, device="cuda", dtype="bfloat16", activations=activations)
     used = {record.kernel for record in model.selected if record.executed == "fp4"}
     print(sorted(used))
     assert used
     assert all("_w4a4_" in name for name in used), used
-    error = (model.logits(ids.cuda()).float().cpu() - wanted).abs()
-    print(f"{activations}: at most {float(error.max() / wanted.abs().max()):.4f} of the largest logit")
-    # Random weights amplify a code that rounds the other way: the reference in bfloat16 is off by 0.027 on a CPU.
-    assert float(error.mean() / wanted.abs().max()) < 0.05
+    model.logits((torch.arange(40).reshape(1, -1) * 7 % 500).cuda())
+    # Of whole logits nothing can be asked: a code that rounds the other way is amplified from layer to layer.
+    assert {call.kernel for call in calls if call.request.activations == "fp4"}
+    check_calls(calls)

@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from vtensors.errors import RequestError, VtensorsError, WeightValueError
+from vtensors_engine.drawing import Draw, drawn_token
 from vtensors_engine.engine import Engine, Event
 from vtensors_engine.outputs import FinishReason
 from vtensors_engine.pages import PageAllocator
@@ -100,6 +101,7 @@ class LateStep:
 
     runner: LateRunner
     rows: list[torch.Tensor]
+    chosen: list[int]
     read: bool = False
 
     def tokens(self) -> list[int]:
@@ -108,9 +110,7 @@ class LateStep:
             raise Misuse("a step is read twice, or before an older one")
         unread.pop(0)
         self.read = True
-        return [
-            0 if row in self.failures() else largest_token(self.rows[row]) for row in range(len(self.rows))
-        ]
+        return list(self.chosen)
 
     def failures(self) -> Mapping[int, VtensorsError]:
         if not self.read:
@@ -143,6 +143,7 @@ class LateRunner:
         self,
         *,
         ahead: int = 2,
+        draws: bool = True,
         capacity: int = 4,
         pages: int = 9,
         page_size: int = 4,
@@ -150,6 +151,7 @@ class LateRunner:
         fail_after: int | None = None,
     ) -> None:
         self.ahead = ahead
+        self.draws = draws
         self.capacity = capacity
         self.pages = PageAllocator(pages, page_size)
         self.slots = SlotAllocator(capacity + 1)
@@ -186,7 +188,7 @@ class LateRunner:
         self.admitted.append(tuple(prompt))
         return handle
 
-    def prefill(self, handle: int) -> LateStep | None:
+    def prefill(self, handle: int, draw: Draw | None = None) -> LateStep | None:
         own = self._sequences[handle]
         if len(own.tokens) >= len(own.prompt):
             raise Misuse("a prompt is processed twice")
@@ -194,7 +196,7 @@ class LateRunner:
         own.tokens += own.prompt[len(own.tokens) :][: self._chunk]
         if own.prompt[0] == BAD_PROMPT:
             raise WeightValueError("the prompt is bad")
-        return None if len(own.tokens) < len(own.prompt) else self._step([own])
+        return None if len(own.tokens) < len(own.prompt) else self._step([own], [draw])
 
     def decode(self, rows: Sequence[Row]) -> LateStep:
         ready = {handle for handle, own in self._sequences.items() if own.launched}
@@ -207,7 +209,7 @@ class LateRunner:
             token = own.chosen if row.token is None else row.token
             assert token is not None
             own.tokens.append(token)
-        return self._step(running)
+        return self._step(running, [row.draw for row in rows])
 
     def release(self, handle: int) -> None:
         own = self._sequences.pop(handle)
@@ -222,16 +224,26 @@ class LateRunner:
         if self._fail_after is not None and len(self.launches) > self._fail_after:
             raise RuntimeError("CUDA error: the device is gone")
 
-    def _step(self, running: Sequence[_Running]) -> LateStep:
+    def _step(self, running: Sequence[_Running], draws: Sequence[Draw | None]) -> LateStep:
+        if not self.draws and any(draws):
+            raise Misuse("a runner that does not draw is given a draw")
         for own in running:
             own.launched += 1
             if own.launched > own.limit:
                 raise Misuse("a sequence is launched beyond its limit")
-        step = LateStep(runner=self, rows=[logits_of(own.tokens) for own in running])
-        for own, row in zip(running, step.rows, strict=True):
-            # What the device goes on with, whoever reads it.
-            own.chosen = 0 if row.isnan().any() else largest_token(row)
+        rows = [logits_of(own.tokens) for own in running]
+        # What the device goes on with, whoever reads it.
+        chosen = [_chosen(row, draw) for row, draw in zip(rows, draws, strict=True)]
+        step = LateStep(runner=self, rows=rows, chosen=chosen)
+        for own, token in zip(running, chosen, strict=True):
+            own.chosen = token
         self.unread.append(step)
         self.most_unread = max(self.most_unread, len(self.unread))
         self.newest = step
         return step
+
+
+def _chosen(row: torch.Tensor, draw: Draw | None) -> int:
+    if row.isnan().any():
+        return 0
+    return largest_token(row) if draw is None else drawn_token(row, draw)

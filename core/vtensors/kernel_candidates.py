@@ -116,6 +116,11 @@ def rows_in_words(rows: Rows) -> str:
     return f"M = {first}" if first == last else f"M = {first}..{last}"
 
 
+def cost_in_words(cost: float) -> str:
+    """Microseconds with three digits, whole ones from a thousand to a million: `2.52 us`, `1,694 us`, `1e+09 us`."""
+    return f"{cost:,.0f} us" if 999.5 <= cost < 999999.5 else f"{cost:.3g} us"
+
+
 def told(problem: BaseException) -> str:
     """An exception in one line."""
     text = in_one_line(str(problem))

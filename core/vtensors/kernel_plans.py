@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import attrs
 
-from vtensors.kernel_candidates import Candidate, Pool, Rejected, Rows, cost_at, covers
+from vtensors.kernel_candidates import Candidate, Pool, Rejected, Rows, cost_at, cost_in_words, covers
 from vtensors.records import KernelRequest, KernelSpec
 
 Decompose = Callable[[KernelRequest], Sequence[KernelRequest]]
@@ -124,4 +124,4 @@ def _split(request: KernelRequest) -> list[KernelRequest]:
 
 
 def _microseconds(candidate: Candidate) -> str:
-    return f"{candidate.cost:.3g} us {'measured' if candidate.measured else 'modelled'}"
+    return f"{cost_in_words(candidate.cost)} {'measured' if candidate.measured else 'modelled'}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import attrs
 
@@ -22,6 +22,7 @@ from vtensors.kernel_candidates import (
     Rejected,
     Rows,
     candidates_for,
+    cost_in_words,
     covers,
     forced_kernels,
     no_kernel,
@@ -39,6 +40,8 @@ _Unserved = tuple[KernelRequest, Rejected]
 
 # Two costs below this are alike: a plain number 0 in a plugin means "first", not infinitely faster.
 _LEAST_COST = 1e-3
+# Steps of one kind in a row that a reason lists; more, as a mixture has, are counted.
+_TOLD_ONE_BY_ONE = 3
 # Up to so many rows a row's bits must not depend on how many there are, where the kernel of one row promises it.
 INVARIANT_ROWS = 32
 
@@ -226,7 +229,14 @@ def _why_apart(whole: KernelPlan, apart: KernelPlan) -> str | None:
         return None
     rows, (one, several) = max(zip(starts, costs, strict=True), key=lambda entry: entry[1][0] / entry[1][1])
     how = " (modelled)" if whole.pool.cost_of is None else ""
-    return f"dearer than {' + '.join(apart.steps)}: {one:.3g} us, these {several:.3g} us at M = {rows}{how}"
+    costs_told = f"{cost_in_words(one)}, these {cost_in_words(several)} at M = {rows}{how}"
+    return f"dearer than {_steps_in_words(apart.steps)}: {costs_told}"
+
+
+def _steps_in_words(steps: Sequence[str]) -> str:
+    """`linear + add`; more than three alike in a row are counted: `24 x linear + swiglu`."""
+    runs = [(step, len(list(alike))) for step, alike in groupby(steps)]
+    return " + ".join(f"{n} x {step}" if n > _TOLD_ONE_BY_ONE else " + ".join([step] * n) for step, n in runs)
 
 
 def _first_reasons(reasons: Sequence[Rejected]) -> Rejected:

@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from vtensors.errors import DeviceError, VtensorsError
+from vtensors_engine.drawing import Draw
 from vtensors_engine.outputs import StreamPiece, Timing
 from vtensors_engine.runner import Row, Runner, Step
 from vtensors_engine.sampling import SampledToken, sample_rows
@@ -41,14 +42,16 @@ class Engine:
     """Takes sequences at any time and gives each its tokens; no result depends on the company.
 
     They are admitted in the order they came: one that does not fit yet waits, and none overtakes it. While
-    every running sequence is greedy, `runner.ahead` steps are launched before the oldest is read: its end is
-    seen late then, and what was computed beyond it is dropped.
+    the runner itself chooses the tokens of every running sequence, `runner.ahead` steps are launched before the
+    oldest is read: its end is seen late then, and what was computed beyond it is dropped.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._waiting: deque[Sequence] = deque()
         self._prefilling: Sequence | None = None
+        # Of the token behind the prompt.
+        self._first_draw: Draw | None = None
         # Those with launches to come; the last one of a sequence takes it out.
         self._running: list[Sequence] = []
         self._flights: deque[_Flight] = deque()
@@ -108,6 +111,7 @@ class Engine:
                 continue
             sequence.handle = handle
             self._prefilling = self._waiting.popleft()
+            self._first_draw = self._draw(sequence)
 
     def _prefill(self, events: list[Event], timing: Timing) -> None:
         sequence = self._prefilling
@@ -115,7 +119,7 @@ class Engine:
             return
         started = time.perf_counter()
         try:
-            step = self.runner.prefill(sequence.handle)
+            step = self.runner.prefill(sequence.handle, self._first_draw)
         except (VtensorsError, torch.OutOfMemoryError) as cause:
             self._fail(sequence, cause, events)
             return
@@ -128,13 +132,13 @@ class Engine:
     def _decode(self, events: list[Event], timing: Timing) -> None:
         started = time.perf_counter()
         running = tuple(self._running)
-        step = self.runner.decode([_row(sequence) for sequence in running])
+        step = self.runner.decode([self._row(sequence) for sequence in running])
         timing.decode_seconds += time.perf_counter() - started
         self._launched(_Flight(step=step, sequences=running, prompt=False), events, timing)
 
     def _launched(self, flight: _Flight, events: list[Event], timing: Timing) -> None:
         """Count the tokens to come, and read until no more steps are unread than may be."""
-        ahead = 0 if any(sequence.chosen_on_host for sequence in self._running) else self.runner.ahead
+        ahead = 0 if any(self._on_host(sequence) for sequence in self._running) else self.runner.ahead
         self._flights.append(flight)
         for sequence in flight.sequences:
             sequence.launched += 1
@@ -152,7 +156,7 @@ class Engine:
         on_host = [
             (row, sequence.params, sequence.generator)
             for row, sequence in wanted
-            if sequence.chosen_on_host and row not in failures
+            if self._on_host(sequence) and row not in failures
         ]
         found: dict[int, SampledToken | VtensorsError] = dict(failures)
         if on_host:
@@ -177,6 +181,21 @@ class Engine:
             timing.prefill_seconds += seconds
         else:
             timing.decode_seconds += seconds
+
+    def _on_host(self, sequence: Sequence) -> bool:
+        """Whether its tokens are chosen here, from the logits."""
+        return sequence.reported or (sequence.drawn and not self.runner.draws)
+
+    def _draw(self, sequence: Sequence) -> Draw | None:
+        return sequence.next_draw() if sequence.drawn and not self._on_host(sequence) else None
+
+    def _row(self, sequence: Sequence) -> Row:
+        if sequence.handle is None:
+            raise VtensorsError(
+                "a sequence without a handle cannot be launched", seen=f"prompt {sequence.index}"
+            )
+        token = sequence.last_token if self._on_host(sequence) else None
+        return Row(sequence.handle, token, self._draw(sequence))
 
     def _fail(self, sequence: Sequence, cause: Exception, events: list[Event]) -> None:
         failure = cause if isinstance(cause, VtensorsError) else _out_of_memory(cause)
@@ -212,12 +231,6 @@ class Engine:
             if sequence.finish_reason is None:
                 sequence.fail(failure)
         return failure
-
-
-def _row(sequence: Sequence) -> Row:
-    if sequence.handle is None:
-        raise VtensorsError("a sequence without a handle cannot be launched", seen=f"prompt {sequence.index}")
-    return Row(sequence.handle, sequence.last_token if sequence.chosen_on_host else None)
 
 
 def _out_of_memory(cause: Exception) -> VtensorsError:

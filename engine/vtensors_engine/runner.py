@@ -10,6 +10,7 @@ import torch
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import Selected
+from vtensors_engine.drawing import Draw
 from vtensors_engine.sampling import largest_token
 
 
@@ -46,18 +47,23 @@ class SteppedModel(Protocol):
 class Row:
     """A sequence that takes one token further.
 
-    token: what it is appended; None is the token that the runner itself chose last for it, the largest logit.
+    token: what it is appended; None is the token that the runner itself chose last for it.
+    draw: how it chooses the token behind; None is the largest logit.
     """
 
     handle: int
     token: int | None
+    draw: Draw | None = None
 
 
 class Step(Protocol):
     """What came of a launch, in the order of its rows. It is read once, after the steps launched before it."""
 
     def tokens(self) -> list[int]:
-        """The index of each row's largest logit, the lowest of equal ones; waits. Of a failed row anything."""
+        """The token drawn for each row, or the index of its largest logit, the lowest of equal ones; waits.
+
+        Of a failed row anything.
+        """
 
     def failures(self) -> Mapping[int, VtensorsError]:
         """Row -> why it has no token, such as `not_finite`; waits."""
@@ -71,6 +77,7 @@ class Runner(Protocol):
 
     capacity: how many sequences may be running at once, None where nothing bounds it; `admit` decides.
     ahead: how many steps may have been launched and not read when the next one is launched.
+    draws: whether it draws tokens itself; otherwise it must not be given a draw.
 
     VtensorsError (or torch.OutOfMemoryError) of `admit` and `prefill` concerns that sequence alone. Whatever
     else is raised, here or by a `Step`, is the device's failure.
@@ -80,6 +87,8 @@ class Runner(Protocol):
     def capacity(self) -> int | None: ...
     @property
     def ahead(self) -> int: ...
+    @property
+    def draws(self) -> bool: ...
 
     def admit(self, prompt: Sequence[int], limit: int) -> int | None:
         """Reserve what a prompt and limit tokens behind it need, and return the handle.
@@ -87,8 +96,11 @@ class Runner(Protocol):
         None where there is no room now. Raises RequestError for what can never fit.
         """
 
-    def prefill(self, handle: int) -> Step | None:
-        """Process a chunk of the prompt: None while more remain, behind the last a step of one row."""
+    def prefill(self, handle: int, draw: Draw | None = None) -> Step | None:
+        """Process a chunk of the prompt: None while more remain, behind the last a step of one row.
+
+        draw: how the token behind the last chunk is chosen, as in a `Row`.
+        """
 
     def decode(self, rows: Sequence[Row]) -> Step:
         """Append one token to each sequence, all that are admitted, prefilled and not released.
@@ -149,6 +161,7 @@ class ReferenceRunner:
     """
 
     ahead = 0
+    draws = False
 
     def __init__(self, model: SteppedModel, *, max_sequences: int | None = None) -> None:
         self._model = model
@@ -182,13 +195,16 @@ class ReferenceRunner:
         self._sequences[handle] = _Running(prompt=tuple(prompt), state=self._model.new_state())
         return handle
 
-    def prefill(self, handle: int) -> ReferenceStep:
+    def prefill(self, handle: int, draw: Draw | None = None) -> ReferenceStep:
         """See `Runner`."""
+        _require_greedy(draw)
         own = self._sequence(handle)
         return self._step([own], [self._append(own.prompt, own.state)])
 
     def decode(self, rows: Sequence[Row]) -> ReferenceStep:
         """See `Runner`."""
+        for row in rows:
+            _require_greedy(row.draw)
         sequences = [self._sequence(row.handle) for row in rows]
         results: list[torch.Tensor | VtensorsError] = []
         for row, own in zip(rows, sequences, strict=True):
@@ -223,3 +239,8 @@ class ReferenceRunner:
         if handle not in self._sequences:
             raise VtensorsError("the runner does not know the sequence", seen=f"handle {handle}")
         return self._sequences[handle]
+
+
+def _require_greedy(draw: Draw | None) -> None:
+    if draw is not None:
+        raise VtensorsError("the reference runner draws no tokens", seen=str(draw), accepted="no draw")

@@ -13,11 +13,10 @@ import attrs
 import torch
 
 from vtensors.errors import RequestError, VtensorsError
+from vtensors_engine.drawing import drawn_token, leading, new_draw
 
 MAX_SEED = 2**63 - 1
 
-# A temperature below this chooses as this one does; dividing by less would leave float32's range.
-_SMALLEST_TEMPERATURE = 1e-30
 # Logits of a row from which sampling takes longer than handing it to a thread.
 _WORTH_A_THREAD = 1 << 14
 
@@ -202,7 +201,7 @@ def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Genera
         token = largest_token(logits)
     else:
         _finite_largest(logits)
-        token = _draw(probabilities(logits, params), generator)
+        token = drawn_token(logits, new_draw(params, generator))
     if params.logprobs is None:
         return SampledToken(token_id=token)
     return _with_logprobs(logits, token, params.logprobs)
@@ -229,48 +228,6 @@ def sample_rows(
     return list(pool.map(one, wanted) if apart else map(one, wanted))
 
 
-def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """What `sample` draws from at a temperature above 0. logits: [V] -> [V] float32 with sum 1."""
-    scores = logits.to(torch.float32)
-    scores = (scores - scores.max()) / max(params.temperature, _SMALLEST_TEMPERATURE)
-    probs = torch.softmax(scores, dim=0)
-    if params.top_k or params.top_p < 1:
-        ordered, order = _candidates(probs, params)
-        if params.top_k:
-            ordered[params.top_k :] = 0
-            # Summed in its full length: the rounding must not depend on how many candidates there are.
-            whole = torch.zeros_like(probs)
-            whole[: len(ordered)] = ordered
-            ordered /= whole.sum()
-        # A token stays while those before it have not reached top_p; the first always stays.
-        before = torch.cumsum(ordered, dim=0) - ordered
-        if params.top_p < 1:
-            ordered[1:].masked_fill_(before[1:] >= params.top_p, 0)
-        probs = torch.zeros_like(probs).scatter_(0, order, ordered)
-    if params.min_p:
-        probs = probs.masked_fill(probs < params.min_p * probs.max(), 0)
-    return probs / probs.sum()
-
-
-def _candidates(probs: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_leading`, at least those that top_k and top_p leave; to sort a large vocabulary takes 20 ms."""
-    if params.top_k:
-        return _leading(probs, torch.topk(probs, min(params.top_k, probs.numel())).values[-1])
-    for fraction in (1e-2, 1e-4):
-        found = _leading(probs, probs.max() * fraction)
-        # Beyond rounding, so that none behind them can count.
-        if float(torch.cumsum(found[0], dim=0)[-1]) >= params.top_p + 1e-6:
-            return found
-    return _leading(probs, torch.zeros(()))
-
-
-def _leading(values: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values from floor on, the largest first, equal ones in the order of their ids; and their ids."""
-    ids = (values >= floor).nonzero()[:, 0]
-    ordered, order = torch.sort(values[ids], descending=True, stable=True)
-    return ordered, ids[order]
-
-
 def _finite_largest(logits: torch.Tensor) -> torch.Tensor:
     largest = logits.max()
     if not torch.isfinite(largest):
@@ -278,21 +235,11 @@ def _finite_largest(logits: torch.Tensor) -> torch.Tensor:
     return largest
 
 
-def _draw(probs: torch.Tensor, generator: torch.Generator) -> int:
-    # The inverse of the cumulative distribution: one number per token, whatever V and the device.
-    cumulative = torch.cumsum(probs.to("cpu", torch.float64), dim=0)
-    point = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1]
-    index = int(torch.searchsorted(cumulative, point, right=True))
-    if index < probs.numel():
-        return index
-    return int(probs.nonzero()[-1, 0])
-
-
 def _with_logprobs(logits: torch.Tensor, token: int, count: int) -> SampledToken:
     logprobs = torch.log_softmax(logits.to(torch.float32), dim=0)
     top: tuple[tuple[int, float], ...] = ()
     if count:
         floor = torch.topk(logprobs, min(count, logprobs.numel())).values[-1]
-        ordered, order = _leading(logprobs, floor)
+        ordered, order = leading(logprobs, floor)
         top = tuple(zip(order[:count].tolist(), ordered[:count].tolist(), strict=True))
     return SampledToken(token_id=token, logprob=float(logprobs[token]), top_logprobs=top)

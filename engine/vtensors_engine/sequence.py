@@ -6,6 +6,7 @@ import attrs
 import torch
 
 from vtensors.errors import VtensorsError
+from vtensors_engine.drawing import Draw, new_draw
 from vtensors_engine.outputs import Completion, FinishReason, StreamPiece
 from vtensors_engine.sampling import SampledToken, SamplingParams
 from vtensors_engine.stops import StopBuffer
@@ -42,9 +43,18 @@ class Sequence:
         self._stops = StopBuffer(self.params.stop)
 
     @property
-    def chosen_on_host(self) -> bool:
-        """Whether a token needs the logits; the device itself makes greedy choices."""
-        return self.params.temperature != 0 or self.params.logprobs is not None
+    def reported(self) -> bool:
+        """Whether log probabilities are told, which need the logits on the host."""
+        return self.params.logprobs is not None
+
+    @property
+    def drawn(self) -> bool:
+        """Whether tokens are drawn; else the largest logit is the choice."""
+        return self.params.temperature != 0
+
+    def next_draw(self) -> Draw:
+        """The draw of the next token, each of which takes one number from the generator."""
+        return new_draw(self.params, self.generator)
 
     @property
     def last_token(self) -> int:

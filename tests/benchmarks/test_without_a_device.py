@@ -13,9 +13,13 @@ import torch
 from project.source_tree import REPOSITORY
 
 SCRIPTS = (
+    "benchmarks/accuracy.py",
+    "benchmarks/engine.py",
     "benchmarks/experts.py",
     "benchmarks/gated_delta_net.py",
+    "benchmarks/host_time.py",
     "benchmarks/linear.py",
+    "benchmarks/paged_attention.py",
     "benchmarks/segments_sweep.py",
     "benchmarks/stream_sweep.py",
     "benchmarks/w4a4.py",
@@ -25,9 +29,14 @@ SCRIPTS = (
     "benchmarks/widening.py",
     "tests/kernels/launch_each_kernel.py",
 )
+# What they cannot do without, besides a device.
+ARGUMENTS = {
+    "benchmarks/accuracy.py": ("DIR", "--ids", "ids.npy"),
+    "benchmarks/engine.py": ("DIR",),
+}
 # Run on a CPU, or only imported by the others.
 OTHERS = {"convert_speed", "cuda_device", "graph_timing", "linear_goals", "linear_subjects", "linear_table"}
-OTHERS |= {"load_memory", "measured_on", "read_ceiling", "selected", "verify_speed"}
+OTHERS |= {"engine_tables", "load_memory", "measured_on", "read_ceiling", "selected", "verify_speed"}
 OTHERS |= {"synthetic", "synthetic_configs", "synthetic_models", "synthetic_values"}
 
 
@@ -45,7 +54,7 @@ def test_a_script_without_a_device_says_what_it_needs_and_exits_with_2(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", [path])
+    monkeypatch.setattr(sys, "argv", [path, *ARGUMENTS.get(path, ())])
     with pytest.raises(SystemExit) as ended:
         _script(path).main()
     told = capsys.readouterr()

@@ -10,6 +10,7 @@ import pytest
 
 from kernel_specs import DECOMPOSE, chosen, failing, kernel, reference, request
 from vtensors.errors import RequestError
+from vtensors.kernel_candidates import cost_in_words
 from vtensors.kernel_entries import DeviceIdentity
 from vtensors.measured_costs import MeasuredCosts
 from vtensors.records import KernelRequest, KernelSpec
@@ -128,3 +129,11 @@ def test_a_fused_op_is_held_against_the_measured_times_of_its_parts() -> None:
         clock = Clock({"fused": 7.0, "plain": plain})
         plan = plan_kernels(request("linears"), kernels, cost_of=costs(clock).cost_of, decompose=DECOMPOSE)
         assert plan.decomposed is decomposed
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [(0.0, "0 us"), (2.516, "2.52 us"), (999.4, "999 us"), (1694.4, "1,694 us"), (1e9, "1e+09 us")],
+)
+def test_costs_below_a_second_are_told_without_exponents(cost: float, words: str) -> None:
+    assert cost_in_words(cost) == words

@@ -47,11 +47,12 @@ def requests(draw: st.DrawFn) -> Sequence:
     ),
     st.integers(0, 3),
     st.integers(1, 5),
+    st.booleans(),
 )
 def test_every_request_gets_what_it_gets_alone_and_nothing_is_left(
-    actions: list[Any], ahead: int, capacity: int
+    actions: list[Any], ahead: int, capacity: int, draws: bool
 ) -> None:
-    runner = LateRunner(ahead=ahead, capacity=capacity)
+    runner = LateRunner(ahead=ahead, capacity=capacity, draws=draws)
     engine = Engine(runner)
     sequences: list[Sequence] = []
     events: list[Event] = []
@@ -152,8 +153,13 @@ def test_greedy_steps_are_launched_ahead_and_their_surplus_is_dropped() -> None:
 
 
 def test_a_sequence_that_is_chosen_on_the_host_keeps_all_steps_in_hand() -> None:
-    for changes in ({"temperature": 1.0, "seed": 1}, {"logprobs": 0}):
-        runner = LateRunner(ahead=2)
+    reported = {"temperature": 1.0, "seed": 1, "logprobs": 0}
+    for changes, draws in (
+        ({"temperature": 1.0, "seed": 1}, False),
+        ({"logprobs": 0}, True),
+        (reported, True),
+    ):
+        runner = LateRunner(ahead=2, draws=draws)
         engine = Engine(runner)
         params = attrs.evolve(SamplingParams(temperature=0.0, max_tokens=6), **changes)
         engine.add(new_sequence([1, 2], params))
@@ -162,6 +168,29 @@ def test_a_sequence_that_is_chosen_on_the_host_keeps_all_steps_in_hand() -> None
             engine.step()
             assert runner.unread == []
         assert set(runner.launches) == {"prefill", "decode 1", "decode 2"}
+
+
+def test_tokens_that_the_runner_draws_are_launched_ahead_as_greedy_ones_are() -> None:
+    params = SamplingParams(temperature=1.3, top_k=9, top_p=0.9, min_p=0.01, seed=7, max_tokens=12)
+    stop = solo(new_sequence([1, 2], params))[0][4]
+    sampled, other = new_sequence([1, 2], params, (stop,)), greedy([3], 9)
+    runner = LateRunner(ahead=2)
+    engine = Engine(runner)
+    for sequence in (sampled, other):
+        engine.add(sequence)
+    drained(engine)
+    assert runner.most_unread == 3
+    for sequence in (sampled, other):
+        assert (made(sequence), sequence.finish_reason) == solo(sequence)
+
+
+def test_a_prompt_in_chunks_takes_one_number_for_its_first_token() -> None:
+    for chunk in (1, 2, 7):
+        sequence = new_sequence([1, 2, 3, 4, 5, 6, 7], SamplingParams(temperature=2.0, seed=3, max_tokens=6))
+        engine = Engine(LateRunner(chunk=chunk))
+        engine.add(sequence)
+        drained(engine)
+        assert made(sequence) == solo(sequence)[0]
 
 
 def test_what_a_sequence_holds_is_free_when_its_last_token_is_launched() -> None:

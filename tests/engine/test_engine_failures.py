@@ -9,6 +9,7 @@ import torch
 
 from late_runner import BAD_PROMPT, BAD_ROW, LateRunner, drained, greedy, made, new_sequence, solo
 from vtensors.errors import DeviceError, VtensorsError
+from vtensors_engine.drawing import Draw
 from vtensors_engine.engine import Engine
 from vtensors_engine.sampling import SamplingParams
 
@@ -101,10 +102,10 @@ def test_memory_that_runs_out_in_a_prompt_is_that_requests_failure(monkeypatch: 
     other, failing = greedy([1], 9), greedy([2, 3], 3)
     inner = runner.prefill
 
-    def prefill(handle: int) -> Any:
+    def prefill(handle: int, draw: Draw | None = None) -> Any:
         if runner._sequences[handle].prompt == (2, 3):
             raise torch.OutOfMemoryError("tried to allocate 2 GiB")
-        return inner(handle)
+        return inner(handle, draw)
 
     monkeypatch.setattr(runner, "prefill", prefill)
     engine.add(other)

@@ -13,6 +13,8 @@ from oracle_cases import Case, all_cases
 
 import vtensors
 from cuda_driving import run_alone, run_together
+from drawing_cases import rounding_allows
+from vtensors_engine.drawing import drawn_token, new_draw
 from vtensors_engine.llm import LLM
 from vtensors_engine.outputs import Completion
 from vtensors_engine.sampling import SamplingParams, new_generator, sample
@@ -105,6 +107,51 @@ def test_tokens_and_log_probabilities_follow_the_rule_of_the_cpu_for_the_same_lo
         generator, _ = new_generator(own.seed)
         wanted = [sample(row, own, generator) for row in driven.logits]
         assert list(answer.logprobs or ()) == wanted, own
+
+
+@pytest.mark.parametrize("name", [DENSE, MIXTURE])
+def test_tokens_drawn_on_the_device_follow_the_rule_of_the_cpu_for_the_same_logits(name: str) -> None:
+    llm = _llm(name)
+    runner: Any = llm.engine.runner
+    assert runner.draws
+    settings = [SETTINGS[1 + i % 4] for i in range(8)]
+    params = [
+        SamplingParams(**{**own, "logprobs": None}, max_tokens=40, seed=i, ignore_eos=True)
+        for i, own in enumerate(settings)
+    ]
+    prompts = [_prompt(llm, 5 + i, seed=60) for i in range(len(params))]
+    others = 0
+    for prompt, own, answer in zip(prompts, params, llm.generate(prompts, params), strict=True):
+        driven = run_alone(runner, prompt, len(answer.token_ids), forced=answer.token_ids)
+        generator, _ = new_generator(own.seed)
+        for row, token in zip(driven.logits, answer.token_ids, strict=True):
+            draw = new_draw(own, generator)
+            if token != drawn_token(row, draw):
+                others += 1
+                with_point = [own.temperature, own.top_k, own.top_p, own.min_p, draw.point]
+                assert rounding_allows(row, torch.tensor(with_point, dtype=torch.float64), token), own
+    print(f"{name}: {others} of {sum(own.max_tokens for own in params)} tokens are another one by rounding")
+
+
+@pytest.mark.parametrize("name", [DENSE, MIXTURE])
+def test_a_sampled_sequence_has_the_same_tokens_alone_and_among_31_others(name: str) -> None:
+    llm = _llm(name)
+    settings = [{**own, "logprobs": None} for own in SETTINGS]
+    params = [
+        SamplingParams(**settings[i % 5], max_tokens=12 + i % 7, seed=i, ignore_eos=True) for i in range(32)
+    ]
+    prompts = [_prompt(llm, (37 * i) % 97 + 1, seed=i) for i in range(32)]
+    together = llm.generate(prompts, params)
+    assert llm.generate(prompts, params) == together
+    assert llm.generate(prompts[::-1], params[::-1]) == together[::-1]
+    for index in range(32):
+        (alone,) = llm.generate([prompts[index]], params[index])
+        assert alone == together[index], _told(together[index], alone)
+    # The host's choice among neighbours that the device draws for.
+    mixed = [attrs.evolve(own, logprobs=0) if i % 5 == 2 else own for i, own in enumerate(params)]
+    for ours, theirs, own in zip(llm.generate(prompts, mixed), together, mixed, strict=True):
+        if own.logprobs is None:
+            assert ours == theirs, _told(ours, theirs)
 
 
 @pytest.mark.parametrize("name", KINDS)

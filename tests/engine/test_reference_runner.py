@@ -7,6 +7,7 @@ import torch
 
 from fake_model import FakeModel
 from vtensors.errors import RequestError, VtensorsError, WeightValueError
+from vtensors_engine.drawing import Draw
 from vtensors_engine.runner import ReferenceRunner, Row
 from vtensors_engine.sampling import SamplingParams, new_generator, sample
 
@@ -42,6 +43,19 @@ def test_a_runner_goes_on_with_its_own_choice_where_no_token_is_given() -> None:
     tokens = [runner.prefill(handle).tokens()[0]]
     tokens += [runner.decode([Row(handle, None)]).tokens()[0] for _ in range(3)]
     assert tokens == greedy_by_hand(model, [5, 6, 7], 4)
+
+
+def test_the_reference_runner_draws_no_tokens_and_says_so() -> None:
+    runner = ReferenceRunner(FakeModel())
+    assert not runner.draws
+    handle = runner.admit([5], 3)
+    assert handle is not None
+    draw = Draw(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, point=0.5)
+    with pytest.raises(VtensorsError, match="draws no tokens"):
+        runner.prefill(handle, draw)
+    token = runner.prefill(handle).tokens()[0]
+    with pytest.raises(VtensorsError, match="draws no tokens"):
+        runner.decode([Row(handle, token, draw)])
 
 
 def test_a_runner_has_no_room_for_more_sequences_than_allowed() -> None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtensors.errors import RequestError, VtensorsError
+from vtensors_engine.drawing import probabilities
 from vtensors_engine.sampling import (
     MAX_SEED,
     SampledToken,
     SamplingParams,
     new_generator,
-    probabilities,
     sample,
     sample_rows,
 )

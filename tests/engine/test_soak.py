@@ -72,10 +72,11 @@ class Leaking(LateRunner):
 class Shifting(LateRunner):
     """Gives a row the token of its neighbour, in batches of three."""
 
-    def _step(self, running: object) -> LateStep:
-        step = super()._step(running)  # type: ignore[arg-type]
+    def _step(self, running: object, draws: object) -> LateStep:
+        step = super()._step(running, draws)  # type: ignore[arg-type]
         if len(step.rows) == 3:
             step.rows.reverse()
+            step.chosen.reverse()
         return step
 
 

@@ -297,6 +297,9 @@ def test_faults_of_the_tokenizer_library_are_refusals_and_interrupts_are_not(fau
 
         def no_padding(self) -> None: ...
 
+        def get_added_tokens_decoder(self) -> dict[int, object]:
+            return {}
+
         def encode(self, *_: object, **__: object) -> None:
             raise self.problem
 

@@ -170,6 +170,51 @@ def test_many_tokens_are_cut_where_their_sums_take_too_much(
 
 
 @needs_compiler
+def test_many_tokens_of_blocks_are_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_emulator(monkeypatch)
+    sizes: list[int] = []
+    product = torch._scaled_mm
+
+    def counted(rows: Tensor, *rest: object, **more: object) -> Tensor:
+        sizes.append(rows.shape[0])
+        return product(rows, *rest, **more)  # type: ignore[no-any-return, call-overload]
+
+    monkeypatch.setattr(torch, "_scaled_mm", counted)
+    monkeypatch.setattr("vtensors_kernels.fp8.w8a8.SUMS_BYTES", 0)
+    weight, x = weight_of("block", 128, 512, GROUP), x_of(150, 512, torch.bfloat16)
+    added = x_of(150, 128, torch.bfloat16, seed=1)
+    y = W8A8Linear(stack_fp8([weight]), torch.bfloat16, "linear_add")(x, added)
+    check(y, wanted_of(x, [weight], "linear_add", added, GROUP), torch.bfloat16)
+    assert sizes == [64, 64, 24]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["tensor", "row", "block"])
+@pytest.mark.parametrize("epilogue", ["linear", "linear_add"])
+def test_no_tokens_give_no_rows(kind: str, epilogue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_emulator(monkeypatch)
+
+    def refused(*_: object, **__: object) -> Tensor:
+        raise AssertionError("a product of no tokens")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refused)
+    call = W8A8Linear(
+        stack_fp8([weight_of(kind, 128, 512, GROUP if kind == "block" else STATIC)]), torch.bfloat16, epilogue
+    )
+    residual = x_of(0, 128, torch.bfloat16) if epilogue == "linear_add" else None
+    assert call(x_of(0, 512, torch.bfloat16), residual).shape == (0, 128)
+
+
+def test_codes_that_cublas_could_not_read_where_they_lie_are_copied() -> None:
+    weight = weight_of("row", 16, 32, STATIC)
+    shifted = torch.empty(16 * 32 + 1, dtype=torch.uint8)[1:].view(16, 32)
+    shifted.copy_(weight.codes.view(torch.uint8))
+    codes = stack_fp8([attrs.evolve(weight, codes=shifted.view(torch.float8_e4m3fn))]).codes
+    assert codes.data_ptr() % 16 == 0
+    assert torch.equal(codes.view(torch.uint8), weight.codes.view(torch.uint8))
+
+
+@needs_compiler
 @pytest.mark.parametrize("m", [1, 6])
 @pytest.mark.parametrize("residual", [False, True])
 def test_blocks_and_groups_by_cublas(residual: bool, m: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,18 @@ extern "C" __global__ void scores(const float* values, const float* scale, float
 POINTS = (0.0, 0.137, 0.5, 0.83, 1 - 2.0**-53)
 
 
-def drawn(logits: Tensor, settings: Tensor, steps: Tensor | None = None, *, seed: int = 0) -> list[int]:
+def drawn(
+    logits: Tensor,
+    settings: Tensor,
+    steps: Tensor | None = None,
+    *,
+    largest: Tensor | None = None,
+    seed: int = 0,
+) -> list[int]:
     """What the kernel makes of tokens that were -1."""
     rows = logits.shape[0]
-    tokens, largest = torch.full((rows,), -1), logits.float().amax(-1)
+    tokens = torch.full((rows,), -1)
+    largest = logits.float().amax(-1) if largest is None else largest
     steps = torch.ones(rows, dtype=torch.int32) if steps is None else steps
     emulate(
         "common/sample_token.cu",
@@ -188,6 +196,15 @@ def test_a_row_that_is_greedy_or_padding_or_without_a_finite_logit_keeps_its_tok
     tokens = drawn(logits, settings, steps)
     assert tokens[:6] == [-1] * 6
     assert tokens[6] >= 0
+
+
+@needs_compiler
+def test_zeros_of_both_signs_are_equal_also_as_the_largest() -> None:
+    row = torch.tensor([-0.0, 0.0, -0.0, 0.0, -1.0], dtype=torch.bfloat16)
+    settings = torch.tensor([[1.0, 3, 1.0, 0.0, point / 12] for point in range(12)], dtype=torch.float64)
+    for zero in (0.0, -0.0):
+        found = drawn(row.expand(12, -1).contiguous(), settings, largest=torch.full((12,), zero))
+        assert found == [0] * 4 + [1] * 4 + [2] * 4
 
 
 @needs_compiler

@@ -186,7 +186,9 @@ def test_the_dtype_is_that_of_a_load_unless_it_is_given(run: Run) -> None:
 def test_experts_are_one_row(run: Run) -> None:
     report = _report(run, MOE, "--assume", "sm_90a")
     groups = [g for g in report["groups"] if ".experts." in g["name"]]
-    assert all("layers.{0-1}.mlp.experts.{0-7}.gate_proj|up_proj|down_proj" in group["name"] for group in groups)
+    assert all(
+        "layers.{0-1}.mlp.experts.{0-7}.gate_proj|up_proj|down_proj" in group["name"] for group in groups
+    )
     modules = [name for group in groups for names in group["modules"] for name in names]
     assert sum(".experts." in name for name in modules) == 2 * 8 * 3
 

@@ -14,6 +14,9 @@ import pytest
 
 from project.source_tree import PACKAGES, REPOSITORY, ROOTS, source_files
 
+# Folders that tools leave behind.
+HIDDEN = (".", "__pycache__")
+
 pytestmark = pytest.mark.slow
 
 
@@ -92,7 +95,8 @@ def test_the_sdist_holds_sources_tests_docs_and_benchmarks(built: Path) -> None:
         files |= {
             path.relative_to(REPOSITORY).as_posix()
             for path in (REPOSITORY / folder).rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
+            if path.is_file()
+            and not any(part.startswith(HIDDEN) for part in path.relative_to(REPOSITORY).parts)
         }
     assert files | {"LICENSE", "README.md", "Makefile", "constraints.txt"} <= names
     assert {name.partition("/")[0] for name in files} >= set(ROOTS)

@@ -8,6 +8,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from vtensors_engine.drawing import Draw
+from vtensors_kernels.reference.sample_token import SETTINGS
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class DeviceRows:
@@ -15,7 +18,8 @@ class DeviceRows:
 
     tokens: [R] int64, the next to process. positions: [R] int32, its place in the sequence. steps: [R] int32, 1 where
     a sequence runs, else 0. slots: [R] int32. page_table: [R, P] int32, its pages in order, page 0 beyond them.
-    largest: [R] float32, the logit of the token chosen last.
+    largest: [R] float32, the largest logit behind the last token. draws: [R, 5] float64, how the last tokens that were
+    drawn were drawn: columns as in `vtensors_kernels.reference.sample_token.SETTINGS`.
     """
 
     tokens: Tensor
@@ -24,6 +28,7 @@ class DeviceRows:
     slots: Tensor
     page_table: Tensor
     largest: Tensor
+    draws: Tensor
     dummy_slot: int
 
     @classmethod
@@ -36,6 +41,7 @@ class DeviceRows:
             slots=torch.full((rows,), dummy_slot, dtype=torch.int32, device=device),
             page_table=torch.zeros(rows, pages, dtype=torch.int32, device=device),
             largest=torch.zeros(rows, device=device),
+            draws=torch.zeros(rows, len(SETTINGS), dtype=torch.float64, device=device),
             dummy_slot=dummy_slot,
         )
 
@@ -56,6 +62,7 @@ class DeviceRows:
             slots=self.slots[:rows],
             page_table=self.page_table[:rows],
             largest=self.largest[:rows],
+            draws=self.draws[:rows],
         )
 
     def enter(self, row: int, *, token: Tensor, position: int, slot: int, pages: Sequence[int]) -> None:
@@ -86,6 +93,15 @@ class DeviceRows:
             device = self.tokens.device
             rows = on_device(list(tokens), torch.int64, device)
             self.tokens.index_copy_(0, rows, on_device(list(tokens.values()), torch.int64, device))
+
+    def give_draws(self, draws: Mapping[int, Draw]) -> None:
+        """How tokens are chosen behind this step. row -> draw; the largest logit in other rows, temperature 0."""
+        settings = [
+            [float(getattr(draws[row], name)) for name in SETTINGS] if row in draws else [0.0] * len(SETTINGS)
+            for row in range(self.draws.shape[0])
+        ]
+        pinned = torch.tensor(settings, dtype=torch.float64, pin_memory=self.draws.is_cuda)
+        self.draws.copy_(pinned, non_blocking=True)
 
     def _set(self, tensor: Tensor, row: int, value: int) -> None:
         tensor[row].fill_(value)

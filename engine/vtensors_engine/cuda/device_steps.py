@@ -29,7 +29,7 @@ class DeviceStep:
     places: Sequence[int]
 
     def tokens(self) -> list[int]:
-        """The largest logit's index of each sequence, the lowest among equals; waits for the device."""
+        """The chosen token of each sequence; waits for the device. See `Step`."""
         self.ready.synchronize()
         chosen = self.chosen.tolist()
         return [chosen[place] for place in self.places]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 from torch import Tensor
-from vtensors_kernels.steps.next_token import NextToken
-from vtensors_plugins.architectures.models.finite import check_finite
 
 from vtensors_engine.cuda.caches import Caches
 from vtensors_engine.cuda.device_rows import DeviceRows
 from vtensors_engine.cuda.layers import Chunk, PagedLayer, paged_layers
 from vtensors_kernels.reference.rope import rope_angles
+from vtensors_kernels.steps.next_token import NextToken
+from vtensors_kernels.steps.sample_token import SampleToken
+from vtensors_plugins.architectures.models.finite import check_finite
 
 if TYPE_CHECKING:
     from vtensors_plugins.architectures.models.decoder import Decoder
@@ -26,6 +27,7 @@ class PagedDecoder:
     decoder: Decoder
     layers: tuple[PagedLayer, ...]
     next_token: NextToken
+    sample_token: SampleToken
 
     def decode(self, rows: DeviceRows) -> Tensor:
         """Logits [B, V] behind the token of each row; the caches take the tokens in, `rows` stays as it is."""
@@ -38,6 +40,10 @@ class PagedDecoder:
     def advance(self, rows: DeviceRows, logits: Tensor) -> None:
         """Each running row's token becomes its largest logit, noted in rows.largest; its position the next."""
         self.next_token(logits, rows.tokens, rows.positions, rows.steps, rows.largest)
+
+    def draw(self, rows: DeviceRows, logits: Tensor) -> None:
+        """The token of each running row that has a draw becomes the drawn one; behind `advance` of the same logits."""
+        self.sample_token(logits, rows.draws, rows.largest, rows.steps, rows.tokens)
 
     def prefill(self, ids: Tensor, chunk: Chunk) -> Tensor:
         """[T, hidden] before the final norm; ids: [T] int64 on the device."""
@@ -67,4 +73,5 @@ def new_paged_decoder(decoder: Decoder, caches: Caches, *, positions: int) -> Pa
         decoder=decoder,
         layers=paged_layers(decoder, caches, cos_sin),
         next_token=NextToken(decoder.device, decoder.dtype),
+        sample_token=SampleToken(decoder.device, decoder.dtype),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,8 +17,10 @@ from vtensors_engine.cuda.device_steps import DeviceStep, new_step
 from vtensors_engine.cuda.layers import Chunk
 from vtensors_engine.cuda.paged_decoder import PagedDecoder, new_paged_decoder
 from vtensors_engine.cuda.self_tests import require_kernels
+from vtensors_engine.drawing import Draw
 from vtensors_engine.rows import BUCKETS, RowTable, bucket_for
 from vtensors_engine.runner import Row
+from vtensors_kernels.steps.sample_token import MAX_COLUMNS
 from vtensors_plugins.architectures.models.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -90,6 +92,11 @@ class CudaRunner:
         return self._capacity
 
     @property
+    def draws(self) -> bool:
+        """See `Runner`."""
+        return self._model.decoder.vocab_size <= MAX_COLUMNS
+
+    @property
     def max_tokens(self) -> int:
         """Tokens that all sequences together have room for."""
         return self.caches.pages.capacity * PAGE_TOKENS
@@ -129,7 +136,7 @@ class CudaRunner:
         self._sequences[handle] = _Running(prompt=tuple(prompt), pages=taken, slot=slot)
         return handle
 
-    def prefill(self, handle: int) -> DeviceStep | None:
+    def prefill(self, handle: int, draw: Draw | None = None) -> DeviceStep | None:
         """See `Runner`."""
         own = self._sequence(handle)
         if own.done == len(own.prompt):
@@ -141,6 +148,7 @@ class CudaRunner:
             logits = self._model.logits(h[-1:])
             chosen = DeviceRows.single(self.caches.dummy_slot, self._device)
             self._model.advance(chosen, logits)
+            self._draw(chosen, {} if draw is None else {0: draw}, logits)
             own.first = chosen.tokens
             return new_step(logits, chosen, [0])
 
@@ -154,8 +162,10 @@ class CudaRunner:
                 {place: row.token for place, row in zip(places, rows, strict=True) if row.token is not None}
             )
             count = bucket_for(len(rows))
-            logits = self._graphs.step(count)
-            return new_step(logits, self._rows.first(count), places)
+            logits, used = self._graphs.step(count), self._rows.first(count)
+            draws = {place: row.draw for place, row in zip(places, rows, strict=True) if row.draw is not None}
+            self._draw(used, draws, logits)
+            return new_step(logits, used, places)
 
     def score(self, ids: Sequence[int]) -> Tensor:
         """[T, V] in the model's dtype: the logits behind every token of a sequence, which is forgotten again.
@@ -180,6 +190,12 @@ class CudaRunner:
         del self._sequences[handle]
         self.caches.pages.free(own.pages)
         self.caches.slots.free(own.slot)
+
+    def _draw(self, rows: DeviceRows, draws: Mapping[int, Draw], logits: Tensor) -> None:
+        """Draws the tokens of the rows named, behind the step that gave the logits."""
+        if draws:
+            rows.give_draws(draws)
+            self._model.draw(rows, logits)
 
     def _arrange(self, handles: Sequence[int]) -> None:
         """These sequences have a row each, without gaps; all other rows are padding."""

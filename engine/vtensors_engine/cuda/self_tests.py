@@ -9,6 +9,7 @@ from vtensors_kernels.steps.gated_delta_probe import probe_gated_delta_net
 from vtensors_kernels.steps.next_token import probe_next_token
 from vtensors_kernels.steps.paged_attention_probe import probe_paged_attention
 from vtensors_kernels.steps.rms_norm import probe_rms_norm
+from vtensors_kernels.steps.sample_token import MAX_COLUMNS, probe_sample_token
 
 if TYPE_CHECKING:
     from vtensors_engine.cuda.paged_decoder import PagedDecoder
@@ -23,6 +24,8 @@ def require_kernels(model: PagedDecoder) -> None:
     dtype, device = decoder.dtype, decoder.device
     probe_rms_norm(decoder.norm.weight.shape[0], decoder.norm.eps, dtype, device)
     probe_next_token(decoder.vocab_size, dtype, device)
+    if decoder.vocab_size <= MAX_COLUMNS:
+        probe_sample_token(decoder.vocab_size, dtype, device)
     mixers = [layer.mixer for layer in model.layers]
     for attention in [mixer for mixer in mixers if isinstance(mixer, AttentionMixer)][:1]:
         probe_paged_attention(attention.kernel)

@@ -33,6 +33,7 @@ LAUNCHERS: tuple[str, ...] = (
     "steps.rms_norm",
     "steps.router",
     "steps.next_token",
+    "steps.sample_token",
     "steps.embedding_rows",
     "steps.paged_attention",
     "steps.paged_prefill",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.experts.form import GROUP_WARPS, MOST_EXPERTS, ExpertsForm, form_for
+from vtensors_kernels.experts.form import ExpertsForm, form_for, group_bytes, targets_by_most_experts
 from vtensors_kernels.fp8.packed import Scales
 from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.packed_matrix import PackedFormat
@@ -79,5 +79,8 @@ INSTANTIATIONS = (
         Instantiation(source=FINISH[0], function=FINISH[1], defines={"VT_F16": f16}, hot=True)
         for f16 in (0, 1)
     ),
-    Instantiation(source=GROUP[0], function=GROUP[1], shared_bytes=4 * GROUP_WARPS * MOST_EXPERTS),
+    *(
+        Instantiation(source=GROUP[0], function=GROUP[1], targets=targets, shared_bytes=group_bytes(most))
+        for most, targets in targets_by_most_experts().items()
+    ),
 )

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import attrs
 
+from vtensors_kernels.compiling.architectures import COMPILED
 from vtensors_kernels.nvfp4.packed import STEP_COLUMNS, TILE_ROWS, column_steps
+from vtensors_kernels.nvfp4.stream_form import shared_limit
 
 # `cuda/include/experts_stream.cuh`: column steps up to which four segments are all; bytes of a segment's sums.
 _FOUR_SEGMENTS, _SEGMENT_BYTES, _TOKENS = 4, 512, 8
 # `experts_items.cuh`, `experts_down.cuh`: pairs among which a block finds its own; slots of a token.
 MOST_PAIRS, MOST_SLOTS = 256, 16
-# `experts_group.cu`.
+# `experts_group.cu`: a table of a row a warp, and bytes beside it.
 MOST_EXPERTS, GROUP_WARPS = 1024, 32
+_GROUP_STATIC = 128
 # Pairs up to which one launch makes the outputs from the activations, reading an expert again for every token.
 DIRECT_PAIRS = 96
 # Most row tiles of a block.
@@ -132,6 +135,25 @@ def tiles_per_block(form: ExpertsForm, row_tiles: int, items: int, multiprocesso
     tiles = -(-row_tiles * items // slots)
     tiles = -(-tiles // form.units) * form.units
     return max(form.units, min(form.most_tiles, tiles, -(-row_tiles // form.units) * form.units))
+
+
+def group_bytes(experts: int) -> int:
+    """Dynamic shared memory of the block that groups the pairs of so many experts."""
+    return 4 * GROUP_WARPS * experts
+
+
+def most_experts(target: str) -> int:
+    """Experts whose pairs one block can group on that target: its table must fit the shared memory."""
+    return min(MOST_EXPERTS, (shared_limit(target, 1) - _GROUP_STATIC) // group_bytes(1))
+
+
+def targets_by_most_experts() -> dict[int, tuple[str, ...]]:
+    """Targets by `most_experts`."""
+    found: dict[int, tuple[str, ...]] = {}
+    for target in COMPILED:
+        most = most_experts(target)
+        found[most] = (*found.get(most, ()), target)
+    return found
 
 
 def most_items(pairs: int, experts: int, tokens: int) -> int:

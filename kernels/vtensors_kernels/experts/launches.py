@@ -33,6 +33,7 @@ from vtensors_kernels.experts.form import (
     ExpertsTuning,
     LinearGrid,
     form_for,
+    group_bytes,
     linear_grid,
 )
 from vtensors_kernels.experts.packed import PackedExperts
@@ -213,7 +214,7 @@ class GroupedExperts:
         if kind == "finish":
             blocks = (-(-packed.hidden // (FINISH_COLUMNS * FINISH_THREADS)), m, 1)
             return _made(self._functions["finish", False], blocks, FINISH_THREADS, _FINISH_ARGUMENTS), grid
-        shared = 4 * GROUP_WARPS * packed.experts
+        shared = group_bytes(packed.experts)
         launch = _made(self._functions["group", True], (1, 1, 1), 32 * GROUP_WARPS, _GROUP_ARGUMENTS, shared)
         return launch, grid
 
@@ -246,8 +247,9 @@ class GroupedExperts:
         defines = down_defines(self._forms[False][1], packed_format, f16)
         wanted["direct", False] = Wanted(source=down, name=direct, defines=tuple(defines.items()))
         wanted["finish", False] = Wanted(source=FINISH[0], name=FINISH[1], defines=(("VT_F16", f16),))
+        # No more than is needed: not every device has what the most experts would take.
         wanted["group", True] = Wanted(
-            source=GROUP[0], name=GROUP[1], shared_bytes=4 * GROUP_WARPS * MOST_EXPERTS
+            source=GROUP[0], name=GROUP[1], shared_bytes=group_bytes(self.packed.experts)
         )
         found = compile_many(tuple(wanted.values()), self.device.index or 0)
         return dict(zip(wanted, found, strict=True))

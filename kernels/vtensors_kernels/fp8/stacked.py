@@ -11,7 +11,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight
 from vtensors_formats.activations import ActivationQuantizer
-from vtensors_kernels.nvfp4.repack import biases, check_parts
+from vtensors_kernels.nvfp4.repack import aligned, biases, check_parts
 
 # What cuBLAS asks of both sides; what a block of scales spans.
 MULTIPLE, BLOCK = 16, 128
@@ -49,7 +49,8 @@ class StackedFP8:
 
 
 def stack_fp8(weights: Sequence[FP8Weight], *, paired: bool = False) -> StackedFP8:
-    """The weights as one matrix: by rows in order, or two of one shape interleaved by 8 rows. One weight is not copied.
+    """The weights as one matrix: by rows in order, or two of one shape interleaved by 8 rows. One weight is copied only
+    where it does not lie at a multiple of 16 bytes, as cuBLAS asks.
 
     weights: on one CUDA device, of one K, all with scales per matrix or row, or all per block of 128 x 128.
     Errors: those of `check_parts`; RequestError for sizes that cuBLAS does not take, blocks that are cut or
@@ -66,7 +67,7 @@ def stack_fp8(weights: Sequence[FP8Weight], *, paired: bool = False) -> StackedF
         raise RequestError("the weight declares no activation quantizer", seen=weights[0].scheme)
     codes = [part.codes for part in weights]
     return StackedFP8(
-        codes=_in_order(codes, paired=paired).contiguous(),
+        codes=aligned(_in_order(codes, paired=paired), MULTIPLE),
         row_scale=_row_scale(weights, paired=paired),
         block_scale=_block_scale(weights, paired=paired),
         activation=activation,

@@ -85,15 +85,25 @@ class W8A8Linear:
                     accepted=f"{self._dtype} {[m, columns]}",
                 )
             residual = residual.contiguous()
+        if self._blocks and self._finish is not None and m > self._most:
+            return self._in_turns(x, residual, output_for(x, (m, columns), self._dtype, out))
         padding = -m % _TOKENS_OF_GROUPS if self._blocks else 0
         rows = self._quantizer(torch.nn.functional.pad(x, (0, 0, 0, padding)) if padding else x)
+        if not m:
+            return output_for(x, (m, columns), self._dtype, out)
         if self._finish is None:
             y = self._product(rows, self._dtype)[:m]
             return y if out is None else output_for(x, (m, columns), self._dtype, out).copy_(y)
         out = output_for(x, (m, columns), self._dtype, out)
-        for first in range(0, m, self._most if not self._blocks else max(1, m)):
-            count = min(self._most, m - first) if not self._blocks else m
-            self._finished(self._finish, rows, residual, out, first, count)
+        for first in range(0, m, self._most):
+            self._finished(self._finish, rows, residual, out, first, min(self._most, m - first))
+        return out
+
+    def _in_turns(self, x: Tensor, residual: Tensor | None, out: Tensor) -> Tensor:
+        """Tokens quantized and multiplied so many at a time: scales of groups lie by all tokens of a product."""
+        for first in range(0, x.shape[0], self._most):
+            part = slice(first, first + self._most)
+            self(x[part], None if residual is None else residual[part], out[part])
         return out
 
     def _set_stored(self, stored: Tensor, row_scale: Tensor) -> None:

@@ -21,6 +21,7 @@ Call = Callable[..., Any]
 # Weights per scale that the kernels know; rows of a scale's block where a request names none.
 _GROUPS, _USUAL_BLOCK = (16, 32), (128, 128)
 _SCALE_ROWS, _SCALE_COLUMNS = 4, 128
+_OLDEST = (8, 0)
 
 
 def experts_kernels() -> list[KernelSpec]:
@@ -89,13 +90,15 @@ def _refuse(request: KernelRequest) -> str | None:
         if trait in request.traits:
             return f"knows experts without {trait.replace('_', '-')}"
     if request.shape is not None:
-        from vtensors_kernels.experts.form import MOST_EXPERTS
+        from vtensors_kernels.compiling.architectures import target_of
+        from vtensors_kernels.experts.form import most_experts
 
+        most = most_experts(target_of(request.capability or _OLDEST))
         width, k = request.shape[0] // 2, request.shape[1]
         if width % 16 or k % 16:
             return f"needs features to be multiples of 16, not {k} and {width}"
-        if request.experts > MOST_EXPERTS:
-            return f"knows up to {MOST_EXPERTS} experts, not {request.experts}"
+        if request.experts > most:
+            return f"knows up to {most} experts there, not {request.experts}"
         if request.scheme == "mxfp8" and (width % 32 or k % 32):
             return f"needs whole groups of 32, not {k} and {width} features"
         if request.scheme == "fp8-block" and (reason := _refuse_block(request.traits, width, k)):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from vtensors.kernel_candidates import cost_in_words
 from vtensors.records import KernelSpec
 from vtensors_plugins.commands.explain_reasons import together, told_reasons
 from vtensors_plugins.commands.explain_rows import ExplainRow, SegmentRow, Totals
-from vtensors_plugins.commands.kernel_facts import applies_to
+from vtensors_plugins.commands.kernel_facts import applies_to, takes_activations_of
 from vtensors_plugins.commands.schemes_table import TIED, hanging, size
 
 _INDENT = "    "
@@ -27,7 +28,8 @@ def row_lines(
 ) -> list[str]:
     """The block of a row: what it is, the op, a line per kernel, sizes, and why the others lost.
 
-    kernels: by name; those of another scheme are left out. times: rows M -> microseconds, or why there are none.
+    kernels: by name; those of another scheme or for other activations alone are left out.
+    times: rows M -> microseconds, or why there are none.
     """
     request = row.request
     shape = "" if request.shape is None else f" {request.shape[0]} x {request.shape[1]}"
@@ -83,12 +85,14 @@ def _kernel_words(segment: SegmentRow) -> str:
     cost = ""
     if segment.cost is not None:
         card = f" for {segment.modelled_for}" if segment.modelled_for else ""
-        cost = f", {segment.cost:.3g} us {'measured' if segment.measured else f'modelled{card}'}"
+        cost = f", {cost_in_words(segment.cost)} {'measured' if segment.measured else f'modelled{card}'}"
     state = f" ({segment.state})" if segment.state == "compiled, not run" else ""
     return f"{segment.kernel}{state}, layout {segment.layout}{cost}"
 
 
 def _speaks(name: str, row: ExplainRow, kernels: Mapping[str, KernelSpec]) -> bool:
-    """Whether a reason is worth showing: of the row's scheme, or of an op."""
+    """Whether a reason is worth showing: of an op, of a failure, or of the row's scheme and activations."""
     kernel = kernels.get(name)
-    return kernel is None or applies_to(kernel, row.request.scheme)
+    if kernel is None or any(name == failed for failed, _ in row.failures):
+        return True
+    return applies_to(kernel, row.request.scheme) and takes_activations_of(kernel, row.request)

@@ -59,7 +59,9 @@ def told_reasons(
         kernel = kernels.get(name)
         near = [entry for entry in entries if kernel is None or _meet(kernel.tokens, entry[0])]
         if near:
-            told.append((name, "; ".join(f"{rows_in_words(tokens)}: {reason}" for tokens, reason in near)))
+            told.append(
+                (name, "; ".join(f"{rows_in_words(rows)}: {reason}" for rows, reason in _joined(near)))
+            )
     return told
 
 
@@ -77,6 +79,18 @@ def _how(how: str, name: str, kernels: Kernels) -> str:
     owner = kernels.get(name)
     card = None if owner is None or how == "measured" else modelled_for(owner.record, owner.distribution)
     return how if card is None else f"{how} for {card}"
+
+
+def _joined(entries: Iterable[tuple[Rows, str]]) -> list[tuple[Rows, str]]:
+    """Neighbouring ranges with one reason as one range. entries: in order of the rows."""
+    found: list[tuple[Rows, str]] = []
+    for rows, reason in entries:
+        (first, last), before = found[-1] if found else ((0, None), "")
+        if reason == before and last is not None and last + 1 == rows[0]:
+            found[-1] = ((first, rows[1]), reason)
+        else:
+            found.append((rows, reason))
+    return found
 
 
 def _meet(rows: Rows, others: Rows) -> bool:

@@ -109,6 +109,23 @@ def applies_to(kernel: KernelSpec, scheme: str) -> bool:
     return "*" in kernel.schemes or scheme in kernel.schemes
 
 
+def takes_activations_of(kernel: KernelSpec, request: KernelRequest) -> bool:
+    """Whether the kernel may run at the request's activation precision; False where it runs at others alone.
+
+    Shape, dtype and what the weight brings are left open, and what this machine lacks does not count.
+    """
+    whole = attrs.evolve(
+        request, op=kernel.op, shape=None, parts=(), traits=frozenset(), tokens=kernel.tokens
+    )
+    served = {
+        activations
+        for activations in _ACTIVATIONS
+        for dtype in _DTYPES
+        if refusal_of(kernel, attrs.evolve(whole, activations=activations, dtype=dtype, assumed=True)) is None
+    }
+    return not served or request.activations in served
+
+
 def _requests(kernel: KernelSpec, device: ReportDevice) -> Iterator[KernelRequest]:
     for scheme in kernel.schemes:
         for activations in _ACTIVATIONS:

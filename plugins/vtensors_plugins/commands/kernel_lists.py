@@ -18,17 +18,18 @@ Value = TypeVar("Value")
 def serving_lines(facts: Sequence[KernelFacts], width: int) -> list[str]:
     """A heading for each plugin and state, one for each op with schemes and targets, a line per kernel.
 
-    The line has the kernel's name, rows M and layout, in columns where these fit the width.
+    The line has the kernel's name, rows M and layout, in columns where those of the heading fit the width; a name is
+    never parted.
     """
     lines: list[str] = []
     for source, entries in _grouped((_source(entry), entry) for entry in facts):
         lines += ["", f"{source}: {_counted(len(entries))}"]
-        widths = [max(map(len, column)) for column in zip(*map(_cells, entries), strict=True)]
-        fits = len(_INDENT) + sum(widths) + len(_GAP) * (len(widths) - 1) <= width
         for (op, what), same in _grouped(((e.kernel.op, _what(e)), e) for e in entries):
             lines.append(hanging(f"{_GAP}{op}{_GAP}", what, width))
-            for cells in map(_cells, same):
-                lines.append(_columns(cells, widths) if fits else _below(cells, width))
+            rows = [_cells(entry) for entry in same]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            fits = len(_INDENT) + sum(widths) + len(_GAP) * (len(widths) - 1) <= width
+            lines += [_columns(cells, widths) if fits else _below(cells, width) for cells in rows]
     return lines
 
 

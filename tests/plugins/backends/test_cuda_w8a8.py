@@ -1,4 +1,4 @@
-"""FP8 activations on CUDA without a GPU: which kernels a device gets for them, what refuses, what is kept of a weight."""
+"""FP8 activations on CUDA without a GPU: which kernels a device gets, what refuses, what is kept of a weight."""
 
 from __future__ import annotations
 

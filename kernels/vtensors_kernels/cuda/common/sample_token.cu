@@ -25,7 +25,7 @@ struct Tally {
   Mass above;
 };
 
-// What is drawn from: the cut, and the mass of a token with its score.
+// What is drawn from: the cut if there is one, and the mass of a token with its score.
 struct Drawn {
   Scale scale;
   Cut cut;
@@ -38,8 +38,13 @@ __device__ __forceinline__ Mass mass_above(float score, float least) {
   return weight >= least ? mass_of(weight) : Mass{0};
 }
 
+template <bool kCut>
 __device__ __forceinline__ void add_token(Tally& tally, unsigned bits, const Drawn& drawn) {
   const float value = widen(bits);
+  if (!kCut) {
+    tally.above += mass_above(score_of(value, drawn.scale), drawn.least);
+    return;
+  }
   if (value < drawn.cut.floor) return;
   const float score = score_of(value, drawn.scale);
   if (score > drawn.cut.score) {
@@ -48,6 +53,16 @@ __device__ __forceinline__ void add_token(Tally& tally, unsigned bits, const Dra
   } else {
     ++tally.equal;  // the floor has this score
   }
+}
+
+// Some pieces, `step` apart.
+template <bool kCut>
+__device__ __forceinline__ Tally tally_of(const Logits& row, int first, int last, int step, const Drawn& drawn) {
+  Tally tally = {0, 0, 0};
+#pragma unroll 1
+  for (int piece = first; piece < last; piece += step)
+    visit_piece(row, piece, [&](unsigned bits, int) { add_token<kCut>(tally, bits, drawn); });
+  return tally;
 }
 
 // How many of `equal` tokens stay where `before` equal ones are in front of them and `stay` of all may.
@@ -76,21 +91,18 @@ extern "C" __global__ __launch_bounds__(kThreads) void sample_token(
   const float temperature = fminf(fmaxf(static_cast<float>(own[0]), kLeastTemperature), kLargestFloat);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Logits row = logits_at(logits + place * stride, columns);
-  unsigned top_k = own[1] < columns ? static_cast<unsigned>(own[1]) : 0u;
+  const unsigned top_k = own[1] < columns ? static_cast<unsigned>(own[1]) : 0u;
   Drawn drawn = {{most, temperature, __fdiv_rn(1.0f, temperature)}, {}, static_cast<float>(own[3]), 0};
-  if (top_k || own[2] < 1) {
+  const bool cut = top_k || own[2] < 1;
+  if (cut) {
     drawn.cut = find_cut(top_k, own[2], row, drawn.scale, reinterpret_cast<unsigned*>(memory_of_counts), memory);
     drawn.of_equal = mass_above(drawn.cut.score, drawn.least);
-  } else {
-    drawn.cut = whole_row();
   }
 
   const int of_warp = (row.pieces + kWarps - 1) / kWarps;
   const int end = min((warp + 1) * of_warp, row.pieces);
-  Tally tally = {0, 0, 0};
-#pragma unroll 2
-  for (int piece = warp * of_warp + lane; piece < end; piece += 32)
-    visit_piece(row, piece, [&](unsigned bits, int) { add_token(tally, bits, drawn); });
+  Tally tally = cut ? tally_of<true>(row, warp * of_warp + lane, end, 32, drawn)
+                    : tally_of<false>(row, warp * of_warp + lane, end, 32, drawn);
   tally = {prefix_of_warp(tally.over).all, prefix_of_warp(tally.equal).all, prefix_of_warp(tally.above).all};
   if (lane == 0) parts[warp] = tally;
   __syncthreads();
@@ -111,9 +123,7 @@ extern "C" __global__ __launch_bounds__(kThreads) void sample_token(
   const int of_thread = (of_warp + kThreads - 1) / kThreads;
   const int first = part * of_warp + of_thread * static_cast<int>(threadIdx.x);
   const int last = min(first + of_thread, min((part + 1) * of_warp, row.pieces));
-  tally = {0, 0, 0};
-  for (int piece = first; piece < last; ++piece)
-    visit_piece(row, piece, [&](unsigned bits, int) { add_token(tally, bits, drawn); });
+  tally = cut ? tally_of<true>(row, first, last, 1, drawn) : tally_of<false>(row, first, last, 1, drawn);
   unsigned before = prefix_of_block(tally.equal, memory.numbers).before;
   const Mass here = tally.above + staying(stay, before, tally.equal) * drawn.of_equal;
   Mass sum = prefix_of_block(here, memory.masses).before;
@@ -121,7 +131,8 @@ extern "C" __global__ __launch_bounds__(kThreads) void sample_token(
   for (int piece = first; piece < last; ++piece)
     visit_piece(row, piece, [&](unsigned bits, int column) {
       Tally one = {0, 0, 0};
-      add_token(one, bits, drawn);
+      if (cut) add_token<true>(one, bits, drawn);
+      else add_token<false>(one, bits, drawn);
       const Mass next = sum + one.above + staying(stay, before, one.equal) * drawn.of_equal;
       if (sum <= point && point < next) tokens[place] = column;
       sum = next, before += one.equal;

@@ -74,11 +74,11 @@ __device__ __forceinline__ float score_of(float value, const Scale& scale) {
 
 __device__ __forceinline__ float weight_of(float score) { return expf(score); }
 
+// Of a weight from 0 to 1. What is subnormal shifts to 0 as well.
 __device__ __forceinline__ Mass mass_of(float weight) {
-  constexpr int kExact = 127 + 23 - kUnit;  // exponent of the weights that are their own mantissa
-  const unsigned bits = __float_as_uint(weight), mantissa = (bits & 0x7fffffu) | 0x800000u;
-  const int shift = static_cast<int>(bits >> 23) - kExact;
-  return shift >= 0 ? static_cast<Mass>(mantissa) << shift : mantissa >> min(-shift, 31);
+  const unsigned bits = __float_as_uint(weight);
+  const Mass mantissa = (bits & 0x7fffffu) | 0x800000u;
+  return (mantissa << (kUnit - 23)) >> min(127u - (bits >> 23), 63u);
 }
 
 // Of the key of a logit.

@@ -127,7 +127,7 @@ __device__ __forceinline__ Cut cut_at(unsigned tokens, Mass mass, Window& window
   return memory.cut;
 }
 
-// top_k: 0 is off, and so is more than the row has. top_p: 1 is off. One of them is on.
+// top_k: 0 is off; below the number of columns. top_p: above 0; 1 is off. One of them is on.
 __device__ __forceinline__ Cut find_cut(unsigned top_k, double top_p, const Logits& row, const Scale& scale,
                                         unsigned* counts, CutMemory& memory) {
   const unsigned top = key_of_bits(narrow(scale.largest));
@@ -145,5 +145,5 @@ __device__ __forceinline__ Cut find_cut(unsigned top_k, double top_p, const Logi
     __syncthreads();  // all have read the cut
   }
   const Mass reached = static_cast<Mass>(ceil(top_p * static_cast<double>(whole)));
-  return cut_at(0, min(max(reached, Mass{1}), whole), window, row, scale, counts, memory);
+  return cut_at(0, min(reached, whole), window, row, scale, counts, memory);
 }

@@ -88,8 +88,11 @@ def experts_text(folder: Path) -> str:
 
 
 def accuracy_text(folder: Path) -> str:
-    """Loss by checkpoint and activation precision."""
-    record = json.loads((folder / "accuracy-h200.json").read_text(encoding="utf-8"))
+    """Loss by checkpoint and activation precision; empty where there is no record."""
+    path = folder / "accuracy-h200.json"
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text(encoding="utf-8"))
     lines = [
         f"`benchmarks/results/accuracy-h200.json`: {record['gpu']}, {record['dtype']}, {record['tokens']:,} tokens, "
         f"vtensors at commit {record['commit'][:12]}.",

@@ -48,6 +48,15 @@ _NO_SCALE_ASKED = Executed(
     activations="16bit",
     warning="4-bit activations were asked for, but there is no input scale: run with 16-bit activations",
 )
+_NO_FP8_SCALE = Executed(
+    activations="16bit",
+    warning="FP8 activations of NVFP4 weights are declared, but there is no stored scale for them: run with 16-bit "
+    "activations",
+)
+_FP8_SCALE = Executed(
+    activations="16bit",
+    warning="4-bit activations were asked for, but FP8 ones are declared: run with 16-bit activations",
+)
 _FP4_ON_WEIGHT_ONLY = Executed(
     activations="fp4",
     warning="weight-only (W4A16) is declared; 4-bit activations run because they were asked for",
@@ -63,8 +72,7 @@ def executed_activations(
         return _nvfp4(claim, request, wanted)
     if wanted == "16bit" or claim.scheme in ("bf16", "f16", "f32"):
         return _SIXTEEN
-    asked = request.argument == "declared" or (request.argument in (None, "fp4") and request.fp8_w8a8)
-    if not asked:
+    if not _fp8_asked(request):
         return _SIXTEEN
     if wanted == "fp8-static" and "input_scale" not in claim.roles:
         return Executed(
@@ -74,12 +82,19 @@ def executed_activations(
     return Executed(activations=wanted)
 
 
+def _fp8_asked(request: ActivationRequest) -> bool:
+    return request.argument == "declared" or (request.argument in (None, "fp4") and request.fp8_w8a8)
+
+
 def _nvfp4(claim: Claim, request: ActivationRequest, wanted: str) -> Executed:
     has_scale = any(role in claim.roles for role in INPUT_ROLES)
     by_switch = request.argument is None and request.modelopt_w4a4 and claim.convention == "modelopt"
-    if wanted == "fp8-static":
-        asked = request.argument == "declared" or (request.argument in (None, "fp4") and request.fp8_w8a8)
-        return Executed(activations="fp8-static") if asked and has_scale else _SIXTEEN
+    if wanted in ("fp8-static", "fp8-dynamic"):
+        if not _fp8_asked(request):
+            return _FP8_SCALE if request.argument == "fp4" or by_switch else _SIXTEEN
+        # Only a stored scale goes with NVFP4 weights (W4A8_NVFP4_FP8).
+        stored = wanted == "fp8-static" and "input_scale" in claim.roles
+        return Executed(activations="fp8-static") if stored else _NO_FP8_SCALE
     if request.argument == "fp4" or by_switch:
         if not has_scale:
             return _NO_SCALE_ASKED

@@ -14,7 +14,7 @@ from project.source_tree import REPOSITORY
 
 SCRIPTS = (
     "benchmarks/accuracy.py",
-    "benchmarks/engine.py",
+    "benchmarks/engine_speed.py",
     "benchmarks/experts.py",
     "benchmarks/gated_delta_net.py",
     "benchmarks/host_time.py",
@@ -32,7 +32,7 @@ SCRIPTS = (
 # What they cannot do without, besides a device.
 ARGUMENTS = {
     "benchmarks/accuracy.py": ("DIR", "--ids", "ids.npy"),
-    "benchmarks/engine.py": ("DIR",),
+    "benchmarks/engine_speed.py": ("DIR",),
 }
 # Run on a CPU, or only imported by the others.
 OTHERS = {"convert_speed", "cuda_device", "graph_timing", "linear_goals", "linear_subjects", "linear_table"}

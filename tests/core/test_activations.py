@@ -91,6 +91,24 @@ def test_w4a8_runs_fp8_activations_only_where_they_are_asked_for() -> None:
     assert executed_activations(weight, declared("fp8-static"), NONE).activations == "16bit"
 
 
+@pytest.mark.parametrize("says", ["fp8-static", "fp8-dynamic"])
+@pytest.mark.parametrize("request_", [DECLARED, W8A8])
+def test_w4a8_without_a_stored_scale_is_named(says: str, request_: ActivationRequest) -> None:
+    found = executed_activations(claim(MODELOPT, "nvfp4", scale=False), declared(says), request_)
+    assert (found.activations, "no stored scale" in found.warning) == ("16bit", True)
+
+
+def test_the_divisor_of_4_bit_activations_is_no_scale_of_8_bit_ones() -> None:
+    found = executed_activations(claim(CT, "nvfp4", scale=True), declared("fp8-static"), DECLARED)
+    assert (found.activations, "no stored scale" in found.warning) == ("16bit", True)
+
+
+@pytest.mark.parametrize("request_", [ActivationRequest(argument="fp4"), SWITCH])
+def test_4_bit_activations_are_not_run_on_a_scale_of_8_bit_ones(request_: ActivationRequest) -> None:
+    found = executed_activations(claim(MODELOPT, "nvfp4", scale=True), declared("fp8-static"), request_)
+    assert (found.activations, "FP8 ones are declared" in found.warning) == ("16bit", True)
+
+
 def test_an_unknown_word_is_refused_with_the_accepted_ones() -> None:
     with pytest.raises(RequestError, match="'w4a4'") as caught:
         ActivationRequest(argument="w4a4")

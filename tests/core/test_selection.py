@@ -209,6 +209,16 @@ def test_a_fused_op_stays_whole_where_it_is_no_dearer_than_its_parts(plain: floa
         assert reason.startswith("dearer than linear + linear: 12 us, these ")
 
 
+def test_steps_of_one_kind_are_counted_where_there_are_many() -> None:
+    def parts(_: KernelRequest) -> tuple[KernelRequest, ...]:
+        return (*(request("linear"),) * 300, *(request("add"),) * 2)
+
+    kernels = [kernel("fused", op="linears", cost=9e6), kernel("plain", cost=1.0)]
+    asked = request("linears")
+    plan = plan_kernels(asked, kernels, decompose=lambda one: parts(one) if one.op == "linears" else ())
+    assert dict(plan.rejected)["fused"].startswith("dearer than 300 x linear + add + add: ")
+
+
 def test_a_plain_linear_of_a_third_party_serves_every_fused_op() -> None:
     kernels = [kernel("theirs", schemes=("*",), targets=("portable",), cost=1.0)]
     for capability in ((9, 0), None):

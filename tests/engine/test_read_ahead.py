@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from read_ahead_cases import bits, modules_of, tensors_of
 from tiny_checkpoints import Tiny
-from vtensors.checkpoint import Checkpoint, open_checkpoint
+from vtensors.checkpoint import open_checkpoint
 from vtensors.errors import CheckpointError, ClaimError, WeightValueError
 from vtensors_engine.read_ahead import Batch, ReadAhead, batches
 from vtensors_engine.staging import ALIGNMENT, Slot, aligned_size, copied_in_pieces
@@ -42,26 +43,11 @@ def opened() -> Iterator[list[ReadAhead]]:
         one.close()
 
 
-def modules_of(checkpoint: Checkpoint) -> list[str]:
-    return list(dict.fromkeys(planned_modules(checkpoint).values()))
-
-
-def tensors_of(weight: object) -> list[Tensor]:
-    assert isinstance(weight, Weight)
-    found = [*weight.stored(), *(t for t in (weight.bias, weight.pre_scale) if t is not None)]
-    scale = getattr(weight.activation, "scale", getattr(weight.activation, "global_scale", None))
-    return found if scale is None else [*found, scale]
-
-
 def same(ours: object, theirs: object) -> bool:
     pairs = zip(tensors_of(ours), tensors_of(theirs), strict=True)
     return type(ours) is type(theirs) and all(
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b)) for a, b in pairs
     )
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
 
 
 @CHECKPOINTS

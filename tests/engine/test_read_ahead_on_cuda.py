@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builders import header_bytes, write_json
-from engine.test_read_ahead import bits, modules_of, tensors_of
+from read_ahead_cases import bits, modules_of, tensors_of
 from tiny_checkpoints import Tiny
 from vtensors.checkpoint import open_checkpoint
 from vtensors.errors import WeightValueError

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import attrs
 import pytest
 import torch
@@ -10,8 +13,20 @@ from experts_cases import SCHEMES, outputs, packed_reference, random_choice, ran
 from vtensors.errors import RequestError
 from vtensors_formats.fp8 import FP8Weight
 from vtensors_formats.nvfp4 import NVFP4Weight
-from vtensors_kernels.experts.form import form_for, linear_grid, most_items
+from vtensors_kernels.compiling.architectures import COMPILED, SHARED_KIB
+from vtensors_kernels.compiling.functions import Wanted
+from vtensors_kernels.experts import launches
+from vtensors_kernels.experts.form import (
+    MOST_EXPERTS,
+    form_for,
+    group_bytes,
+    linear_grid,
+    most_experts,
+    most_items,
+    tokens_at_a_time,
+)
 from vtensors_kernels.experts.packed import check_experts, stacked
+from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.reference.experts import experts
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.swiglu import swiglu
@@ -105,6 +120,52 @@ def test_a_grid_covers_every_row_tile_of_every_item(m: int) -> None:
         assert grid.grid[1] == grid.bound + -(-m // 8)
         assert grid.bound == 8 * m
         assert grid.shared_bytes <= 48 << 10
+
+
+@pytest.mark.fault("B85")
+@pytest.mark.parametrize("target", [*COMPILED, "compute_80"])
+def test_the_table_that_groups_pairs_fits_every_device(target: str) -> None:
+    most = most_experts(target)
+    assert group_bytes(most) + 128 <= SHARED_KIB.get(target, 99) << 10
+    assert most == MOST_EXPERTS or most >= 768
+
+
+@pytest.mark.fault("B85")
+@pytest.mark.parametrize("experts", [8, 256])
+def test_a_load_asks_for_no_more_shared_memory_than_its_experts_need(
+    experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Wanted] = []
+
+    def compiled(wanted: Sequence[Wanted], _index: int) -> tuple[SimpleNamespace, ...]:
+        asked.extend(wanted)
+        return tuple(SimpleNamespace() for _ in wanted)
+
+    on_cuda = SimpleNamespace(type="cuda", index=0)
+    matrix = SimpleNamespace(blocks=SimpleNamespace(device=on_cuda), shape=(64, 64))
+    packed = SimpleNamespace(
+        gate_up=matrix, down=matrix, experts=experts, hidden=64, width=64, shared=False, format=FORMAT
+    )
+    monkeypatch.setattr(launches, "compile_many", compiled)
+    properties = SimpleNamespace(multi_processor_count=48)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    launches.GroupedExperts(packed, torch.bfloat16)  # type: ignore[arg-type]
+    assert {one.name: one.shared_bytes for one in asked}["experts_group"] == 128 * experts
+    assert max(one.shared_bytes for one in asked) <= 99 << 10
+
+
+@pytest.mark.parametrize("top", [1, 2, 8, 16, 17, 200, 1024])
+def test_a_grid_has_as_many_blocks_as_a_device_takes(top: int) -> None:
+    for m in (1, 256 // top + 1, 2047, 100_000):
+        own = min(m, tokens_at_a_time(m, top))
+        assert own >= 1
+        many = own * top > 256
+        form = form_for(2048, 2048, many=many)
+        grid = linear_grid(form, 1024, own, top, max(top, 256), 132, many=many, shared=True)
+        assert grid.grid[1] <= 65535
+        assert own == m or own == min(2048, (1 << 15) // top)
 
 
 def test_items_never_exceed_their_bound() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock, get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +84,10 @@ def test_each_parameter_of_both_kernels_gets_what_its_name_says(
     packed, work = (
         _packed(),
         SimpleNamespace(
-            staged=torch.zeros(8), partials=torch.zeros(8), counters=torch.zeros(8, dtype=torch.int32)
+            staged=torch.zeros(8),
+            partials=torch.zeros(8),
+            counters=torch.zeros(8, dtype=torch.int32),
+            turn=Lock(),
         ),
     )
     made: Any = wgmma_launches.make_launches(source, "name", form, packed, torch.bfloat16, 1)
@@ -125,3 +131,28 @@ def test_each_parameter_of_both_kernels_gets_what_its_name_says(
         N,
     )
     assert (second["y"], second["tokens"]) == (out.data_ptr(), M)
+
+
+def test_threads_on_one_stream_take_turns_with_the_shared_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, int]] = []
+
+    def launch(which: str) -> Any:
+        def call(_stream: int, *_: int) -> None:
+            order.append((which, get_ident()))
+            time.sleep(0.001)
+
+        return SimpleNamespace(call=call)
+
+    monkeypatch.setattr(wgmma_launches, "current_stream", lambda device: 7)
+    work: Any = SimpleNamespace(
+        staged=torch.zeros(8),
+        partials=torch.zeros(8),
+        counters=torch.zeros(8, dtype=torch.int32),
+        turn=Lock(),
+    )
+    both = wgmma_launches.WgmmaLaunches(packed=_packed(), permute=launch("x"), multiply=launch("y"))
+    x, out = torch.randn(M, K).bfloat16(), torch.zeros(M, N).bfloat16()
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(both.run, x, None, out, work) for _ in range(12)]:
+            done.result()
+    assert all(a == ("x", b[1]) and b[0] == "y" for a, b in zip(order[::2], order[1::2], strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import attrs
@@ -55,7 +56,7 @@ def load_function(image: bytes, name: str, target: str, *, shared_bytes: int = 0
 
 @attrs.define(kw_only=True)
 class Launch:
-    """A launch whose configuration and argument slots are built once.
+    """A launch whose configuration and argument slots are built once; threads may share it, each with its stream.
 
     arguments: number of kernel parameters, each at most 8 bytes. grid and block: three numbers each.
     dependent: programmatic dependent launch (the kernel must wait for its predecessor itself).
@@ -74,6 +75,8 @@ class Launch:
     _stream: int = attrs.field(init=False, default=-1)
     _launch: Any = attrs.field(init=False)
     _where: tuple[int, int] = attrs.field(init=False)
+    # Of the slots and the stream: ctypes lets other threads run while the driver reads them.
+    _one_at_a_time: Lock = attrs.field(init=False, factory=Lock, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         from cuda.bindings import driver
@@ -102,10 +105,11 @@ class Launch:
         arguments: one integer per kernel parameter: an address, an integer, or `float_bits` of a float; the
         low bytes of each are the parameter (little-endian). Errors: LaunchError with the driver's word.
         """
-        self._slots[:] = arguments
-        if stream != self._stream:
-            self._config.hStream = self._stream = stream
-        status = self._launch(*self._where, self._address, None)
+        with self._one_at_a_time:
+            self._slots[:] = arguments
+            if stream != self._stream:
+                self._config.hStream = self._stream = stream
+            status = self._launch(*self._where, self._address, None)
         if status:
             from cuda.bindings import driver
 

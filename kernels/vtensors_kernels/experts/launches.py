@@ -3,7 +3,7 @@
     pairs (M * top)     launches
     1..96               gate_up, down
     ..256               gate_up, down into float32, finish
-    more                group, gate_up, down into float32, finish, for every 2048 tokens
+    more                group, gate_up, down into float32, finish, for every 2048 tokens (of up to 16 experts each)
 
 A token's result is the same bits whatever other tokens there are.
 """
@@ -35,14 +35,13 @@ from vtensors_kernels.experts.form import (
     form_for,
     group_bytes,
     linear_grid,
+    tokens_at_a_time,
 )
 from vtensors_kernels.experts.packed import PackedExperts
 from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
 from vtensors_kernels.nvfp4.packed import TILE_ROWS
 from vtensors_kernels.nvfp4.repack import aligned
 
-# Tokens of a launch where they are grouped: the scratch is 4 bytes for each of their pairs and output features.
-CHUNK = 2048
 _READY = 64
 _LINEAR_ARGUMENTS, _DOWN_ARGUMENTS, _FINISH_ARGUMENTS, _GROUP_ARGUMENTS = 13, 15, 12, 6
 
@@ -103,7 +102,7 @@ class GroupedExperts:
             self._beside(shared, m, self.packed.hidden, "shared"),
             self._beside(residual, m, self.packed.hidden, "residual"),
         )
-        step = m if m * chosen.shape[1] <= MOST_PAIRS else CHUNK
+        step = tokens_at_a_time(m, chosen.shape[1])
         for first in range(0, m, max(step, 1)):
             part = slice(first, first + step)
             self._run(
@@ -214,9 +213,8 @@ class GroupedExperts:
         if kind == "finish":
             blocks = (-(-packed.hidden // (FINISH_COLUMNS * FINISH_THREADS)), m, 1)
             return _made(self._functions["finish", False], blocks, FINISH_THREADS, _FINISH_ARGUMENTS), grid
-        shared = group_bytes(packed.experts)
-        launch = _made(self._functions["group", True], (1, 1, 1), 32 * GROUP_WARPS, _GROUP_ARGUMENTS, shared)
-        return launch, grid
+        function, shared = self._functions["group", True], group_bytes(packed.experts)
+        return _made(function, (1, 1, 1), 32 * GROUP_WARPS, _GROUP_ARGUMENTS, shared), grid
 
     def _grid(self, kind: str, m: int, top: int) -> LinearGrid:
         index, many = int(kind != "gate_up"), m * top > MOST_PAIRS
@@ -248,9 +246,8 @@ class GroupedExperts:
         wanted["direct", False] = Wanted(source=down, name=direct, defines=tuple(defines.items()))
         wanted["finish", False] = Wanted(source=FINISH[0], name=FINISH[1], defines=(("VT_F16", f16),))
         # No more than is needed: not every device has what the most experts would take.
-        wanted["group", True] = Wanted(
-            source=GROUP[0], name=GROUP[1], shared_bytes=group_bytes(self.packed.experts)
-        )
+        own = group_bytes(self.packed.experts)
+        wanted["group", True] = Wanted(source=GROUP[0], name=GROUP[1], shared_bytes=own)
         found = compile_many(tuple(wanted.values()), self.device.index or 0)
         return dict(zip(wanted, found, strict=True))
 

@@ -55,7 +55,7 @@ _MOST_ROWS = Rule(1, 8, 4, 2, 1, grids=2)
 _MANY_ROWS = Rule(1, 8, 2, 2, 1, slot_rounds=2)
 _MANY_ROWS_TOKENS = Rule(1, 8, 2, 2, 1, slot_rounds=2, grids=2)
 _UNEVEN_ROWS = Rule(2, 8, 2, 2, 1)
-# Of 8-bit codes, by the steps of a whole model (`benchmarks/engine.py`), where other kernels come before.
+# Of 8-bit codes, by the steps of a whole model (`benchmarks/engine_speed.py`), where other kernels come before.
 _UNEVEN_WIDE = Rule(2, 8, 2, 2, 1, alone=True)
 _ONE_TILE = Rule(2, 12, 3, 1, 1)
 _ONE_TILE_ALONE = Rule(1, 16, 4, 1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import attrs
 import torch
 from torch import Tensor
@@ -57,13 +59,15 @@ INSTANTIATIONS = tuple(
 class WgmmaWorkspace:
     """Memory that the launches of one stream share: staged x, partial sums, counters (zeros between launches).
 
-    It grows when a launcher is made. What it grew out of is kept, because captured graphs may still use it.
+    It grows when a launcher is made. What it grew out of is kept, because captured graphs may still use it. turn: held
+    while a call is launched.
     """
 
     device: torch.device
     staged: Tensor = attrs.field(init=False)
     partials: Tensor = attrs.field(init=False)
     counters: Tensor = attrs.field(init=False)
+    turn: Lock = attrs.field(init=False, factory=Lock, eq=False, repr=False)
     _outgrown: list[Tensor] = attrs.field(init=False, factory=list)
 
     def __attrs_post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Protocol
 
 import attrs
@@ -58,6 +59,10 @@ class Workspace(Protocol):
     def counters(self) -> Tensor:
         """Arrivals for each row tile."""
 
+    @property
+    def turn(self) -> Lock:
+        """Held while a call's launches are made: those of two threads must not alternate on one stream."""
+
 
 @attrs.frozen(kw_only=True)
 class WgmmaLaunches:
@@ -74,21 +79,24 @@ class WgmmaLaunches:
         packed, m, (n, k) = self.packed, x.shape[0], self.packed.shape
         steps, staged = column_steps(k), workspace.staged.data_ptr()
         stream = current_stream(packed.blocks.device)
-        self.permute.call(stream, x.data_ptr(), _address(packed.pre_scale), staged, x.stride(0), m, k, steps)
-        self.multiply.call(
-            stream,
-            packed.blocks.data_ptr(),
-            staged,
-            packed.row_scale.data_ptr(),
-            _address(packed.bias),
-            _address(residual),
-            out.data_ptr(),
-            workspace.partials.data_ptr(),
-            workspace.counters.data_ptr(),
-            n,
-            steps,
-            m,
-        )
+        with workspace.turn:
+            self.permute.call(
+                stream, x.data_ptr(), _address(packed.pre_scale), staged, x.stride(0), m, k, steps
+            )
+            self.multiply.call(
+                stream,
+                packed.blocks.data_ptr(),
+                staged,
+                packed.row_scale.data_ptr(),
+                _address(packed.bias),
+                _address(residual),
+                out.data_ptr(),
+                workspace.partials.data_ptr(),
+                workspace.counters.data_ptr(),
+                n,
+                steps,
+                m,
+            )
 
 
 def make_launches(

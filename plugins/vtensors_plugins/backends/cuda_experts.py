@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vtensors.kernel_targets import device_name
 from vtensors.records import KernelRequest, KernelSpec
 from vtensors_plugins.backends.cuda_fp8 import SCHEMES as FP8_SCHEMES
 from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS
@@ -98,7 +99,7 @@ def _refuse(request: KernelRequest) -> str | None:
         if width % 16 or k % 16:
             return f"needs features to be multiples of 16, not {k} and {width}"
         if request.experts > most:
-            return f"knows up to {most} experts there, not {request.experts}"
+            return f"knows up to {most} experts on {device_name(request)}, not {request.experts}"
         if request.scheme == "mxfp8" and (width % 32 or k % 32):
             return f"needs whole groups of 32, not {k} and {width} features"
         if request.scheme == "fp8-block" and (reason := _refuse_block(request.traits, width, k)):

@@ -115,7 +115,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void VT
   if (warp < kWarps && leader) {  // weights before anything else: they do not depend on earlier kernels
     for (int slot = 0; slot < kSlots; ++slot) {
       init_barrier(slot_full + 8 * slot, 1);
-      init_barrier(slot_empty + 8 * slot, 1);
+      init_barrier(slot_empty + 8 * slot, kArrivalsOfWarp);
     }
     fence_barrier_init();
     fetch_first(blocks, work, ring, slot_full, warp);
@@ -167,7 +167,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void VT
         stage.advance();
         if (++within == kChunk || (ends && step + 1 == end)) {
           __syncwarp();
-          if (leader) arrive(slot_empty + 8 * slot.index);
+          arrive_for_warp(slot_empty + 8 * slot.index, lane);
           slot.advance();
           within = 0;
         }

@@ -1,7 +1,7 @@
 """Whole-model speed of the CUDA engine: load, prefill, and greedy decode at several numbers of sequences.
 
     python benchmarks/synthetic.py qwen3.6-27b --out DIR
-    python benchmarks/engine.py DIR --json benchmarks/results/engine-27b-h200.json
+    python benchmarks/engine_speed.py DIR --json benchmarks/results/engine-27b-h200.json
 
 Prompts are random token ids; every sequence runs to its last token. Decode speed counts the tokens between the moment
 when everyone has their first token and the last step. `read_gb_s` is what the device reads in the same run, for the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -114,6 +115,15 @@ class Launch:
             from cuda.bindings import driver
 
             _check((driver.CUresult(status),), self.function.name)
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, kernels are launched on that device: the driver launches in the context of torch's current one alone.
+
+    Nothing to do where the device is no CUDA device, or is not there.
+    """
+    there = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.device(device) if there else nullcontext()
 
 
 def current_stream(device: torch.device) -> int:

@@ -20,8 +20,8 @@ MOST_EXPERTS, GROUP_WARPS = 1024, 32
 _GROUP_STATIC = 128
 # Pairs up to which one launch makes the outputs from the activations, reading an expert again for every token.
 DIRECT_PAIRS = 96
-# Tokens of a launch where they are grouped, for up to 16 experts of each: the scratch is 4 bytes for each of their pairs
-# and output features, and a grid has no more than 65535 blocks in y.
+# Tokens of a launch where they are grouped, for up to 16 experts of each: the scratch is 4 bytes for each of their
+# pairs and output features, and a grid has no more than 65535 blocks in y.
 CHUNK, _CHUNK_PAIRS = 2048, 1 << 15
 # Most row tiles of a block.
 _MOST_TILES = {1: 8, 2: 8, 4: 4}

@@ -13,6 +13,7 @@ from vtensors.kernel_candidates import covers, told
 from vtensors.kernel_plans import KernelPlan
 from vtensors.selection import replan
 from vtensors.verdicts import Verdicts
+from vtensors_kernels.compiling.launch import launching_on
 from vtensors_kernels.self_tests import verdicts_for
 from vtensors_kernels.timing import measure
 from vtensors_plugins.architectures.groups import PlannedGroup
@@ -28,15 +29,17 @@ def probed(checkpoint: Checkpoint, groups: Sequence[PlannedGroup]) -> tuple[Plan
     """
     if not groups:
         return ()
-    verdicts = verdicts_for(checkpoint, torch.device(groups[0].request.device))
+    device = torch.device(groups[0].request.device)
+    verdicts = verdicts_for(checkpoint, device)
     if verdicts is None:
         return tuple(groups)
     plans: dict[KernelPlan, KernelPlan] = {}
     found: list[PlannedGroup] = []
-    for group in groups:
-        if group.plan not in plans:
-            plans[group.plan] = _tested(group.plan, verdicts)
-        found += _as_planned(group, plans[group.plan], verdicts)
+    with launching_on(device):
+        for group in groups:
+            if group.plan not in plans:
+                plans[group.plan] = _tested(group.plan, verdicts)
+            found += _as_planned(group, plans[group.plan], verdicts)
     return tuple(found)
 
 

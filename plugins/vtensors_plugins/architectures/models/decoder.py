@@ -11,7 +11,9 @@ from torch import Tensor
 from vtensors import records
 from vtensors.errors import ArchitectureError
 from vtensors_formats import PlainWeight
+from vtensors_kernels.compiling.launch import launching_on
 from vtensors_kernels.reference.rope import rope_angles
+from vtensors_kernels.steps.rows import device_of
 from vtensors_plugins.architectures.build import BuildOptions, EmbeddingCall, LinearCall, Parts
 from vtensors_plugins.architectures.decoder_config import LINEAR, DecoderConfig
 from vtensors_plugins.architectures.models.attention import Attention, build_attention
@@ -78,12 +80,14 @@ class Decoder:
 
         token_ids: [T] int64, T >= 1. One token decodes, several at once are a prompt or a piece of one.
         """
-        return self._logits(self._hidden(token_ids, state)[-1:])[0]
+        with launching_on(self.device):
+            return self._logits(self._hidden(token_ids, state)[-1:])[0]
 
     @torch.inference_mode()
     def logits(self, input_ids: Tensor) -> Tensor:
         """[B, T, V], model dtype, of every token. input_ids: [B, T] int64; rows do not see each other."""
-        return torch.stack([self._logits(self._hidden(row, self.new_state())) for row in input_ids])
+        with launching_on(self.device):
+            return torch.stack([self._logits(self._hidden(row, self.new_state())) for row in input_ids])
 
     def _logits(self, x: Tensor) -> Tensor:
         return self._seen(self.head(x), "lm_head", "head")
@@ -114,6 +118,17 @@ def build_decoder(
     repeats them. Raises ArchitectureError on a
     missing weight, VtensorsError where no kernel serves one.
     """
+    device = torch.device(options.device)
+    if options.dry_run is not None:
+        return _built(config, weights, options)
+    if device.type == "cuda" and torch.cuda.is_available():
+        # With its index: what is remembered of a device must not be taken for another one's.
+        options = attrs.evolve(options, device=device_of(device))
+    with launching_on(torch.device(options.device)):
+        return _built(config, weights, options)
+
+
+def _built(config: DecoderConfig, weights: Mapping[str, records.Weight], options: BuildOptions) -> Decoder:
     device = torch.device(options.device)
     if "lm_head" not in weights and not config.tied:
         raise ArchitectureError("weight is missing", tensor="lm_head", fix="load every weight of the plan")

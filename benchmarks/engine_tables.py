@@ -87,6 +87,40 @@ def experts_text(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def fp8_text(folder: Path) -> str:
+    """Times of FP8 linears beside their peers; empty where they have no record."""
+    path = folder / "linear-fp8-h200.json"
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    floors = {floor["nbytes"]: floor["us"] for floor in record["floors"]}
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    shares: dict[tuple[str, int], float] = {}
+    for row in record["rows"]:
+        place = row["shape"], row["m"]
+        times.setdefault(place, {})[row["impl"]] = row["us"]
+        if row["impl"] == "vtensors_fp8" and row["bytes"] in floors:
+            shares[place] = floors[row["bytes"]] / row["us"]
+    lines = [
+        f"`benchmarks/results/linear-fp8-h200.json`, vtensors at commit {record['commit'][:12]}, microseconds.",
+        "",
+        "| shape | M | 16-bit activations | share of the floor | W8A8 with its quantizer | Marlin FP8 | ratio to it | "
+        "`torch._scaled_mm` alone |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (shape, m), found in times.items():
+        ours, marlin = found["vtensors_fp8"], found.get("marlin_fp8")
+        share = f"{shares[shape, m]:.0%}" if (shape, m) in shares else ""
+        told = [
+            f"{found[name]:.1f}" if name in found else "" for name in ("vtensors_fp8_w8a8", "scaled_mm_fp8")
+        ]
+        against = ("", "") if marlin is None else (f"{marlin:.1f}", f"{marlin / ours:.2f}x")
+        lines.append(
+            f"| {shape} | {m} | {ours:.1f} | {share} | {told[0]} | {against[0]} | {against[1]} | {told[1]} |"
+        )
+    return "\n".join(lines)
+
+
 def accuracy_text(folder: Path) -> str:
     """Loss by checkpoint and activation precision; empty where there is no record."""
     path = folder / "accuracy-h200.json"
@@ -95,7 +129,7 @@ def accuracy_text(folder: Path) -> str:
     record = json.loads(path.read_text(encoding="utf-8"))
     lines = [
         f"`benchmarks/results/accuracy-h200.json`: {record['gpu']}, {record['dtype']}, {record['tokens']:,} tokens, "
-        f"vtensors at commit {record['commit'][:12]}.",
+        "vtensors at the commits that the rows name.",
         "",
         "| checkpoint | activations | executed | loss, nats | float32 oracle | difference |",
         "|---|---|---|---|---|---|",
@@ -112,6 +146,7 @@ def accuracy_text(folder: Path) -> str:
 
 # Page, marker, text.
 SECTIONS: tuple[tuple[str, str, Text], ...] = (
+    ("performance.md", "fp8", fp8_text),
     ("performance.md", "engine", engine_text),
     ("performance.md", "experts", experts_text),
     ("accuracy.md", "accuracy", accuracy_text),

@@ -61,8 +61,8 @@ def _decode_table(record: Record) -> str:
         count, speed = one["sequences"], one["tokens_per_second"]
         peer = peers.get(count)
         share = f"{floor_ms / one['step_ms']:.0%}" if count == 1 and floor_ms else ""
-        ratio = f"{speed / peer:.2f}x" if peer else ""
-        lines.append(f"| {count} | {one['step_ms']:.2f} | {speed:,.1f} | {peer or ''} | {ratio} | {share} |")
+        told, ratio = (f"{peer:,.1f}", f"{speed / peer:.2f}x") if peer else ("", "")
+        lines.append(f"| {count} | {one['step_ms']:.2f} | {speed:,.1f} | {told} | {ratio} | {share} |")
     return "\n".join(lines)
 
 
@@ -127,9 +127,10 @@ def accuracy_text(folder: Path) -> str:
     if not path.exists():
         return ""
     record = json.loads(path.read_text(encoding="utf-8"))
+    commits = " and ".join(dict.fromkeys(row.get("commit", record["commit"])[:12] for row in record["rows"]))
     lines = [
         f"`benchmarks/results/accuracy-h200.json`: {record['gpu']}, {record['dtype']}, {record['tokens']:,} tokens, "
-        "vtensors at the commits that the rows name.",
+        f"vtensors at commit {commits}.",
         "",
         "| checkpoint | activations | executed | loss, nats | float32 oracle | difference |",
         "|---|---|---|---|---|---|",

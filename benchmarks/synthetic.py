@@ -1,12 +1,13 @@
 """Writes a checkpoint with the tensors and configurations of a published Qwen3.6 NVFP4 model, and random weights.
 
-    python benchmarks/synthetic.py qwen3.6-27b --out /models/27b            # 21,921,428,072 bytes of weights
-    python benchmarks/synthetic.py qwen3.6-35b-a3b --out /models/35b        # 23,407,580,856
-    python benchmarks/synthetic.py qwen3.6-27b --depth 1/8 --out /models/27b-8
+    python benchmarks/synthetic.py qwen3.6-27b --out /models/27b                 # 21,921,428,072 bytes of weights
+    python benchmarks/synthetic.py qwen3.6-35b-a3b --out /models/35b             # 23,407,580,856
+    python benchmarks/synthetic.py qwen3.6-27b --depth 1/8 --out /models/27b-8   # 6,439,385,496
 
 Names, shapes, dtypes, shards and configurations are the published ones (the vision tower and the multi-token
 head too), so that whatever loads one loads the other. There is no tokenizer: prompts are token ids. The same seed
-gives the same bytes. Nothing is generated on a GPU: the bytes come out of pools as fast as a disk takes them.
+gives the same bytes. A part of the layers (--depth) comes with whole embeddings, head, vision tower and multi-token
+head. Nothing is generated on a GPU: the bytes come out of pools as fast as a disk takes them.
 """
 
 from __future__ import annotations
@@ -161,8 +162,9 @@ def main() -> None:
     if args.json:
         print(json.dumps(record))
     else:
+        shown = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
         print(
-            f"{args.out}: {record['tensors']:,} tensors in {len(files)} files, {total:,} bytes, {seconds:.1f} s "
+            f"{args.out}: {record['tensors']:,} tensors in {shown}, {total:,} bytes, {seconds:.1f} s "
             f"({record['gb_per_s']} GB/s)"
         )
 

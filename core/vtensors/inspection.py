@@ -108,7 +108,10 @@ def activation_warnings(checkpoint: Checkpoint, request: ActivationRequest) -> l
         warning = checkpoint.executed(name, request).warning
         if warning:
             found.setdefault(warning, []).append(name)
-    return [f"{warning} ({len(names)} modules, first: {names[0]})" for warning, names in found.items()]
+    return [
+        f"{warning} ({len(names)} {'module' if len(names) == 1 else 'modules'}, first: {names[0]})"
+        for warning, names in found.items()
+    ]
 
 
 def module_report(checkpoint: Checkpoint, module: Module, request: ActivationRequest) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class ChatProcess:
                     self._start()
                     self._exchange(b'{"source": "", "values": null}', START_SECONDS)
                 found = self._exchange(request, self.render_seconds)
-            except TemplateRefusedError:
+            except BaseException:
+                # An interrupt too: the answer that is still to come would be taken for that of the next request.
                 self.stop()
                 raise
         if "refused" in found:

@@ -7,8 +7,10 @@ from typing import Protocol
 import attrs
 import torch
 
-# A temperature below this chooses as this one does; dividing by less would leave float32's range.
-_SMALLEST_TEMPERATURE = 1e-30
+# Temperatures beyond these choose as these do; dividing by others would leave float32's range.
+_SMALLEST_TEMPERATURE, _LARGEST_TEMPERATURE = 1e-30, torch.finfo(torch.float32).max
+# No vocabulary is larger; a float64 of a device's settings holds it.
+_LARGEST_TOP_K = 2**31 - 1
 
 
 class Filters(Protocol):
@@ -39,7 +41,7 @@ def new_draw(filters: Filters, generator: torch.Generator) -> Draw:
     """The draw of the next token of a sequence; takes one number from its generator, whatever V and the device."""
     return Draw(
         temperature=filters.temperature,
-        top_k=filters.top_k,
+        top_k=min(filters.top_k, _LARGEST_TOP_K),
         top_p=filters.top_p,
         min_p=filters.min_p,
         point=float(torch.rand((), generator=generator, dtype=torch.float64)),
@@ -59,7 +61,8 @@ def drawn_token(logits: torch.Tensor, draw: Draw) -> int:
 def probabilities(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     """What a token is drawn from at a temperature above 0. logits: [V] -> [V] float32 with sum 1."""
     scores = logits.to(torch.float32)
-    scores = (scores - scores.max()) / max(filters.temperature, _SMALLEST_TEMPERATURE)
+    temperature = min(max(filters.temperature, _SMALLEST_TEMPERATURE), _LARGEST_TEMPERATURE)
+    scores = (scores - scores.max()) / temperature
     probs = torch.softmax(scores, dim=0)
     if filters.top_k or filters.top_p < 1:
         ordered, order = _candidates(probs, filters)

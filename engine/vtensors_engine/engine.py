@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ class Engine:
     They are admitted in the order they came: one that does not fit yet waits, and none overtakes it. While
     the runner itself chooses the tokens of every running sequence, `runner.ahead` steps are launched before the
     oldest is read: its end is seen late then, and what was computed beyond it is dropped.
+
+    `add` and `cancel` may be called at any time, from any thread; one thread at a time takes a step.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -55,6 +58,9 @@ class Engine:
         # Those with launches to come; the last one of a sequence takes it out.
         self._running: list[Sequence] = []
         self._flights: deque[_Flight] = deque()
+        # Held while anything of the above changes; those that have been cancelled meanwhile.
+        self._turn = threading.Lock()
+        self._leaving: deque[Sequence] = deque()
         # Threads are started when rows of a large vocabulary are sampled, not before.
         self._pool = ThreadPoolExecutor(max_workers=_SAMPLERS, thread_name_prefix="sampling")
 
@@ -68,19 +74,29 @@ class Engine:
         self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence with `abort`, without an event; nothing happens to one that has ended."""
-        if sequence.finish_reason is None:
-            sequence.abort()
-            self._forget(sequence)
+        """End a sequence with `abort`, without an event; nothing happens to one that has ended.
 
-    def step(self, timing: Timing | None = None) -> list[Event]:
+        In the midst of a step, where a reader leaves in another thread or is collected, it ends behind that step.
+        """
+        self._leaving.append(sequence)
+        self._end_leaving()
+
+    def step(self, timing: Timing | None = None, events: list[Event] | None = None) -> list[Event]:
         """One token of each running sequence, one chunk of a prompt, and the events of what could be read.
 
-        timing: added to. A failure of one request is an event of it. Raises DeviceError where the device fails:
-        then everything has ended with that error, and nothing stays behind in the runner.
+        timing: added to. events: added to and returned; what a step that fails has come to is there too.
+        A failure of one request is an event of it. Raises DeviceError where the device fails: then everything has
+        ended with that error, without events, and nothing stays behind in the runner.
         """
-        events: list[Event] = []
-        timing = timing or Timing()
+        events, timing = [] if events is None else events, timing or Timing()
+        try:
+            with self._turn:
+                self._step(events, timing)
+        finally:
+            self._end_leaving()
+        return events
+
+    def _step(self, events: list[Event], timing: Timing) -> None:
         try:
             decoding = bool(self._running)
             if decoding:
@@ -94,23 +110,35 @@ class Engine:
             if isinstance(cause, Exception):
                 raise failure from cause
             raise
-        return events
+
+    def _end_leaving(self) -> None:
+        """Whoever holds the turn does this behind it. Never waits: the step may wait for the thread that leaves."""
+        while self._leaving and self._turn.acquire(blocking=False):
+            try:
+                while self._leaving:
+                    sequence = self._leaving.popleft()
+                    if sequence.finish_reason is None:
+                        sequence.abort()
+                        self._forget(sequence)
+            finally:
+                self._turn.release()
 
     def _admit(self, events: list[Event]) -> None:
         """The next sequence that waits gets its handle, unless the prompt of another is still being processed."""
         while self._waiting and self._prefilling is None:
             sequence = self._waiting[0]
             try:
-                handle = self.runner.admit(sequence.prompt_token_ids, sequence.limit)
-                if handle is None:
+                sequence.handle = self.runner.admit(sequence.prompt_token_ids, sequence.limit)
+                if sequence.handle is None:
                     if self._running or self._flights:
                         return
                     raise VtensorsError("the runner has no room for a request although nothing runs")
             except (VtensorsError, torch.OutOfMemoryError) as cause:
                 self._fail(sequence, cause, events)
                 continue
-            sequence.handle = handle
-            self._prefilling = self._waiting.popleft()
+            # In this order, as everywhere: an interrupt between two lines must find it in one place at least.
+            self._prefilling = sequence
+            self._waiting.popleft()
             self._first_draw = self._draw(sequence)
 
     def _prefill(self, events: list[Event], timing: Timing) -> None:
@@ -125,8 +153,8 @@ class Engine:
             return
         timing.prefill_seconds += time.perf_counter() - started
         if step is not None:
-            self._prefilling = None
             self._running.append(sequence)
+            self._prefilling = None
             self._launched(_Flight(step=step, sequences=(sequence,), prompt=True), events, timing)
 
     def _decode(self, events: list[Event], timing: Timing) -> None:
@@ -199,35 +227,43 @@ class Engine:
 
     def _fail(self, sequence: Sequence, cause: Exception, events: list[Event]) -> None:
         failure = cause if isinstance(cause, VtensorsError) else _out_of_memory(cause)
+        piece = sequence.fail(failure)
         self._forget(sequence)
-        events.append(Event(sequence=sequence, piece=sequence.fail(failure)))
+        events.append(Event(sequence=sequence, piece=piece))
 
     def _forget(self, sequence: Sequence) -> None:
         """Nothing more is launched for it; what it holds of the runner is free."""
-        handle, sequence.handle = sequence.handle, None
-        if handle is not None:
-            if sequence is self._prefilling:
-                self._prefilling = None
-            else:
-                self._running.remove(sequence)
-            self.runner.release(handle)
+        if sequence.handle is not None:
+            self.runner.release(sequence.handle)
+            sequence.handle = None
+        if sequence is self._prefilling:
+            self._prefilling = None
+        elif sequence in self._running:
+            self._running.remove(sequence)
         elif not sequence.launched and sequence in self._waiting:
             self._waiting.remove(sequence)
 
     def _end_all(self, cause: BaseException) -> VtensorsError:
         """End everything where the device or the process that waits for it cannot go on."""
+        failed = isinstance(cause, Exception)
         failure = DeviceError(
-            "the device failed, and every request that was in work has ended",
+            f"{'the device failed' if failed else 'a step was interrupted'}, and every request that was in work has "
+            "ended",
             seen=f"{type(cause).__name__}: {cause}",
-            fix="where memory is short, pass a smaller max_sequences",
+            fix="where memory is short, pass a smaller max_sequences" if failed else "send them again",
         )
         unread = [sequence for flight in self._flights for sequence in flight.sequences]
         prefilling = [] if self._prefilling is None else [self._prefilling]
+        everything = dict.fromkeys((*self._waiting, *prefilling, *self._running, *unread))
         self._flights.clear()
-        for sequence in dict.fromkeys((*self._waiting, *prefilling, *self._running, *unread)):
+        self._running.clear()
+        self._prefilling = None
+        for sequence in everything:
             # A device that has failed may fail again; the others shall be released all the same.
             with contextlib.suppress(Exception):
                 self._forget(sequence)
+            if sequence in self._waiting:
+                self._waiting.remove(sequence)
             if sequence.finish_reason is None:
                 sequence.fail(failure)
         return failure

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from vtensors.errors import RequestError
+from vtensors.errors import DeviceError, RequestError
 from vtensors_engine.chat import ChatTemplate, Message, open_chat_template
 from vtensors_engine.devices import resolve_device, resolve_dtype
-from vtensors_engine.engine import Engine, Event
+from vtensors_engine.engine import Engine
 from vtensors_engine.outputs import Completion, StreamPiece, Timing
 from vtensors_engine.prompts import Prompt, check_params, check_prompt, params_per_prompt, token_prompts
 from vtensors_engine.runner import SteppedModel
 from vtensors_engine.runner_choice import make_runner
 from vtensors_engine.sampling import SamplingParams, new_generator
 from vtensors_engine.sequence import Sequence
+from vtensors_engine.shared_steps import SharedSteps
 from vtensors_engine.text import (
     Detokenizer,
     SideFiles,
@@ -66,11 +68,12 @@ class LLM:
     device: `cpu`, `cuda` or `cuda:<index>`; None is CUDA where torch has a device, else the CPU.
     dtype: what it computes in; None is float32 on the CPU, and the checkpoint's own dtype on CUDA.
     activations, kv_cache_dtype, lock: as `load_model` takes them.
-    max_sequences: most prompts in work at the same time; no result depends on it.
+    max_sequences: most prompts in work at the same time, on CUDA at most 64; up to 32 no result depends on it.
     max_tokens: most tokens of prompts and completions in the KV cache of a CUDA device at the same time; None
     takes what fits. The reference runner has no such bound.
 
-    Calls that are in work at the same time, such as two streams, share the steps. Not for several threads.
+    Calls that are in work at the same time, such as two streams, share the steps. Several threads may call it: they
+    take turns, step by step; on CUDA all of them on one stream, torch's default unless they choose another.
     Raises what `load_model` raises, and RequestError for arguments that cannot be served.
     """
 
@@ -104,20 +107,21 @@ class LLM:
                 kv_cache_dtype=kv_cache_dtype,
                 lock=lock,
             )
-        elif all(value is None for value in (revision, device, dtype, activations, lock)):
+        elif all(
+            value is None for value in (revision, device, dtype, activations, lock)
+        ) and kv_cache_dtype in ("auto", getattr(model, "kv_cache", None)):
             self.model = model
         else:
             raise RequestError(
                 "a loaded model keeps what it was loaded with",
-                seen="a loaded model and one of revision, device, dtype, activations, lock",
+                seen="a loaded model and one of revision, device, dtype, activations, kv_cache_dtype, lock",
                 accepted="either a path and these arguments, or the model alone",
             )
         files = self.model.checkpoint.snapshot
         self._tokenizer = open_tokenizer(files)
         self.end_token_ids = end_token_ids(files, self._tokenizer)
         self.engine = Engine(make_runner(self.model, max_sequences=max_sequences, max_tokens=max_tokens))
-        # Events of steps that one call took and that another call has still to read.
-        self._events: list[Event] = []
+        self._steps = SharedSteps(self.engine)
         self._chat_template: ChatTemplate | None = None
 
     @property
@@ -206,11 +210,11 @@ class LLM:
         on_error: OnError,
     ) -> list[Completion]:
         sequences = self._sequences(prompts, params)
-        for event in self._run(sequences, timing):
-            if on_piece is not None:
-                on_piece(event.sequence.index, event.piece)
-        if on_error == "raise":
-            _raise_first(sequences)
+        with closing(self._steps.events(sequences, timing)) as events:
+            for event in events:
+                if on_piece is not None:
+                    on_piece(event.sequence.index, event.piece)
+        _raise_first(sequences, device_alone=on_error == "return")
         return [sequence.completion() for sequence in sequences]
 
     def _sequences(
@@ -243,43 +247,18 @@ class LLM:
 
     def _pieces(self, sequences: list[Sequence], timing: Timing | None) -> Iterator[StreamPiece]:
         """The pieces of the only sequence; a reader that stops early ends the steps at once."""
-        events = self._run(sequences, timing)
-        try:
+        with closing(self._steps.events(sequences, timing)) as events:
             for event in events:
                 yield event.piece
-        finally:
-            events.close()
         _raise_first(sequences)
 
-    def _run(self, sequences: list[Sequence], timing: Timing | None) -> Generator[Event]:
-        """The events of these sequences until all have ended; those of others are kept for their readers."""
-        own = set(sequences)
-        for sequence in sequences:
-            self.engine.add(sequence)
-        try:
-            while own_events := self._next_events(own, timing):
-                yield from own_events
-        finally:
-            # A reader has left, or a step has failed: nothing stays behind in the engine.
-            for sequence in sequences:
-                self.engine.cancel(sequence)
-            self._events = [event for event in self._events if event.sequence not in own]
 
-    def _next_events(self, own: set[Sequence], timing: Timing | None) -> list[Event]:
-        """Steps until there is an event of these sequences; [] where all have ended and been told."""
-        while True:
-            found = [event for event in self._events if event.sequence in own]
-            if found or all(sequence.finish_reason is not None for sequence in own):
-                self._events = [event for event in self._events if event.sequence not in own]
-                return found
-            self._events += self.engine.step(timing)
-
-
-def _raise_first(sequences: list[Sequence]) -> None:
+def _raise_first(sequences: list[Sequence], *, device_alone: bool = False) -> None:
     """The error of the first sequence that failed; a note says which where there are several."""
     for sequence in sequences:
-        if sequence.failure is not None:
-            if len(sequences) > 1:
+        of_device = isinstance(sequence.failure, DeviceError)
+        if sequence.failure is not None and (of_device or not device_alone):
+            if len(sequences) > 1 and not of_device:
                 sequence.failure.add_note(
                     f"prompt {sequence.index} of {len(sequences)}; the others have finished"
                 )

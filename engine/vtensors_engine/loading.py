@@ -184,22 +184,23 @@ def load_model(
         _log.warning("%s: says %s; found %s; followed: %s", *attrs.astuple(conflict)[:4])
     compute = asked or config_dtype(checkpoint)
     modules = planned_modules(checkpoint)
-    reading = WeightReading(checkpoint=checkpoint, modules=modules, device=place, dtype=compute)
-    verdicts = verdicts_for(checkpoint, place)
-    options = BuildOptions(
-        dtype=compute,
-        device=place,
-        kernels=registered_kernels(checkpoint),
-        executed=executed_modes(checkpoint, request),
-        kv_quant=_kv_quant(checkpoint) if kv_cache_dtype == "fp8" else None,
-        rules=kernel_rules(checkpoint),
-        cost_of=measured_costs(checkpoint, verdicts),
-        verdicts=verdicts,
-        debug_nan=checkpoint.switches.flag("VT_DEBUG_NAN"),
-    )
-    module, function = architecture.build.split(":")
-    weights = CheckpointWeights(modules=modules, read=reading.read)
-    with closing(reading):
+    with closing(
+        WeightReading(checkpoint=checkpoint, modules=modules, device=place, dtype=compute)
+    ) as reading:
+        verdicts = verdicts_for(checkpoint, place)
+        options = BuildOptions(
+            dtype=compute,
+            device=place,
+            kernels=registered_kernels(checkpoint),
+            executed=executed_modes(checkpoint, request),
+            kv_quant=_kv_quant(checkpoint) if kv_cache_dtype == "fp8" else None,
+            rules=kernel_rules(checkpoint),
+            cost_of=measured_costs(checkpoint, verdicts),
+            verdicts=verdicts,
+            debug_nan=checkpoint.switches.flag("VT_DEBUG_NAN"),
+        )
+        module, function = architecture.build.split(":")
+        weights = CheckpointWeights(modules=modules, read=reading.read)
         model = getattr(import_module(module), function)(checkpoint.config, weights, options)
     reading.tell(len(modules))
     selected = tuple(_declared_records(model.selected, checkpoint, modules))
@@ -249,5 +250,6 @@ def _kv_quant(checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
     layers = {e.layer for e in plan.weights.values() if e.part == "attention"} if plan else set()
     bare = sorted(layer for layer in layers if layer is not None and layer not in scales)
     if bare:
-        _log.warning("FP8 KV cache: %d layers have no k_scale / v_scale; 1.0 is used", len(bare))
+        have = "layer has" if len(bare) == 1 else "layers have"
+        _log.warning("FP8 KV cache: %d %s no k_scale / v_scale; 1.0 is used", len(bare), have)
     return {**dict.fromkeys(bare, (1.0, 1.0)), **scales}

@@ -14,6 +14,10 @@ from vtensors_engine.drawing import Draw
 from vtensors_engine.sampling import largest_token
 
 
+class NoRoomError(RequestError):
+    """The device has not enough free memory for what a runner keeps; it could serve the model with less."""
+
+
 class SteppedModel(Protocol):
     """A model that keeps the state of a sequence between calls.
 

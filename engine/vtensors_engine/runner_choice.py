@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Protocol
 
@@ -9,8 +10,9 @@ import torch
 
 from vtensors.errors import VtensorsError
 from vtensors_engine.fallbacks import report_slow_runner
-from vtensors_engine.runner import ReferenceRunner, Runner, SteppedModel
+from vtensors_engine.runner import NoRoomError, ReferenceRunner, Runner, SteppedModel
 
+_log = logging.getLogger("vtensors")
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -37,12 +39,20 @@ def make_runner(model: RunnableModel, *, max_sequences: int, max_tokens: int | N
 
     max_sequences: most at once. max_tokens: most in the caches at once, None = what fits; of CUDA alone.
     On a CUDA device the reference runner is a fallback: one line tells the reason. Raises RequestError instead
-    where `VT_STRICT` has `fallbacks`.
+    where `VT_STRICT` has `fallbacks`, and NoRoomError where the caches do not fit, which is no reason to be slow.
     """
     if model.device.type == "cpu":
         return ReferenceRunner(model, max_sequences=max_sequences)
     try:
         return _cuda_runner(model, max_sequences, max_tokens)
+    except NoRoomError:
+        raise
+    except torch.OutOfMemoryError as cause:
+        raise NoRoomError(
+            "the device has not enough free memory for the runner",
+            seen=str(cause),
+            fix="pass a smaller max_sequences or max_tokens",
+        ) from cause
     except (VtensorsError, ImportError) as cause:
         strict = "fallbacks" in model.checkpoint.switches.names("VT_STRICT")
         report_slow_runner(str(model.device), cause, refuse=strict)
@@ -55,4 +65,10 @@ def _cuda_runner(model: RunnableModel, max_sequences: int, max_tokens: int | Non
     # Imported here: a model on a CPU needs nothing of CUDA.
     module = import_module("vtensors_engine.cuda.runner")
     runner: Runner = module.CudaRunner(model, max_sequences=max_sequences, max_tokens=max_tokens)
+    if runner.capacity is not None and runner.capacity < max_sequences:
+        _log.warning(
+            "max_sequences is %d: %d run at a time, which is the most on CUDA, and the others wait",
+            max_sequences,
+            runner.capacity,
+        )
     return runner

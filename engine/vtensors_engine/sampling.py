@@ -29,7 +29,13 @@ def _as_int(value: Any) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        # No float; refused as it was given.
+        return value
 
 
 def _as_strings(value: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vtensors.errors import RequestError
+from vtensors_engine import chat_process
 from vtensors_engine.chat import ChatTemplate, plain_text
 from vtensors_engine.chat_environment import new_environment
 from vtensors_engine.chat_process import MAX_SOURCE, ChatProcess, TemplateRefusedError
@@ -114,6 +115,22 @@ def test_a_process_answers_many_conversations() -> None:
     assert [owner.render("{{ a }}", {"a": n}, file="x") for n in range(50)] == [str(n) for n in range(50)]
     assert time.perf_counter() - began < 5
     owner.stop()
+    assert owner.render("{{ a }}", {"a": 2}, file="x") == "2"
+
+
+def test_an_interrupted_conversation_is_not_the_answer_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = ChatProcess()
+    owner.check("{{ a }}", file="x")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_process, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            owner.render("{{ a }}", {"a": 1}, file="x")
     assert owner.render("{{ a }}", {"a": 2}, file="x") == "2"
 
 

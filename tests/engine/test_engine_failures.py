@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -115,3 +118,67 @@ def test_memory_that_runs_out_in_a_prompt_is_that_requests_failure(monkeypatch: 
     assert isinstance(failing.failure, VtensorsError)
     assert "2 GiB" in str(failing.failure)
     assert runner.leaks == 0
+
+
+_OF_A_STEP = {
+    "_step",
+    "_admit",
+    "_prefill",
+    "_decode",
+    "_launched",
+    "_read",
+    "_forget",
+    "_row",
+    "_draw",
+    "_fail",
+}
+
+
+def _interrupted_at(line: int, call: Callable[[], object]) -> bool:
+    """Calls it, with a KeyboardInterrupt in front of the so-manieth line of a step; whether it came so far."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        if frame.f_code.co_name not in _OF_A_STEP or not frame.f_code.co_filename.endswith("/engine.py"):
+            return None
+        seen += event == "line"
+        if seen == line and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_in_front_of_any_line_of_a_step_leaves_nothing_behind() -> None:
+    line = 0
+    while True:
+        line += 1
+        runner = LateRunner(capacity=2, pages=12, chunk=2)
+        engine = Engine(runner)
+        sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=3)
+        sequences = [greedy([1, 2, 3], 4), greedy([4], 1), new_sequence([5, 6], sampled), greedy([1] * 90, 3)]
+        for sequence in sequences:
+            engine.add(sequence)
+        if not _interrupted_at(line, lambda engine=engine: drained(engine)):  # type: ignore[misc]
+            break
+        # In front of the first line of a step it has not begun.
+        drained(engine)
+        assert not engine.busy
+        assert runner.leaks == 0, line
+        assert all(sequence.finish_reason is not None for sequence in sequences), line
+        runner.unread.clear()
+        again = greedy([1, 2], 5)
+        engine.add(again)
+        drained(engine)
+        assert (made(again), again.finish_reason) == solo(again), line
+        assert runner.leaks == 0
+    assert line > 200

@@ -103,7 +103,7 @@ def test_json_holds_model_and_executed_and_nothing_else_is_on_stdout(run: Run) -
 
 def test_several_prompts_are_printed_in_their_order(run: Run) -> None:
     shown = run("some/model", "-p", "a", "-p", "b", "--device", "cpu", "--seed", "1").stdout
-    assert shown.index("--- prompt 1 (") < shown.index("--- prompt 2 (")
+    assert shown.index("--- prompt 0 (") < shown.index("--- prompt 1 (")
 
 
 def test_chat_goes_through_the_template(run: Run) -> None:

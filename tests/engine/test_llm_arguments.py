@@ -41,6 +41,11 @@ def test_a_path_is_loaded_with_the_resolved_device_and_dtype(monkeypatch: pytest
 def test_a_loaded_model_takes_no_loading_arguments() -> None:
     with pytest.raises(RequestError, match="loaded model"):
         LLM(FakeModel(), dtype="float32")
+    with pytest.raises(RequestError, match="loaded model"):
+        LLM(FakeModel(), kv_cache_dtype="fp8")
+    model: Any = FakeModel()
+    model.kv_cache = "fp8"
+    LLM(model, kv_cache_dtype="fp8")
     with pytest.raises(RequestError, match="max_sequences"):
         LLM(FakeModel(), max_sequences=0)
 

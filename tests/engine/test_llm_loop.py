@@ -286,5 +286,5 @@ def test_two_streams_and_a_call_between_them_share_the_steps() -> None:
     for ids, stream in zip(told, streams, strict=True):
         ids.extend(token for piece in stream for token in piece.token_ids)
     assert told == expected[:2]
-    assert llm._events == []
+    assert llm._steps._untold == {}
     assert_nothing_is_left(llm)

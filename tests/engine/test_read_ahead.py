@@ -13,7 +13,8 @@ from torch import Tensor
 from read_ahead_cases import bits, modules_of, tensors_of
 from tiny_checkpoints import Tiny
 from vtensors.checkpoint import open_checkpoint
-from vtensors.errors import CheckpointError, ClaimError, WeightValueError
+from vtensors.errors import CheckpointError, ClaimError, VtensorsError, WeightValueError
+from vtensors_engine.loading import load_model
 from vtensors_engine.read_ahead import Batch, ReadAhead, batches
 from vtensors_engine.staging import ALIGNMENT, Slot, aligned_size, copied_in_pieces
 from vtensors_engine.weight_reading import WeightReading
@@ -220,3 +221,14 @@ def test_on_a_cpu_weights_stay_views_of_the_files() -> None:
     assert isinstance(mapped, Weight)
     assert weight.stored()[0].data_ptr() == mapped.stored()[0].data_ptr()
     reading.close()
+
+
+def test_what_is_refused_before_the_model_is_built_ends_the_reading_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[WeightReading] = []
+    monkeypatch.setattr(WeightReading, "close", lambda reading: closed.append(reading))
+    monkeypatch.setenv("VT_KERNELS", "no-such-scheme:no-such-kernel")
+    with pytest.raises(VtensorsError, match="VT_KERNELS"):
+        load_model(str(DATA / "qwen35-llmcompressor-mixed"), device="cpu")
+    assert len(closed) == 1

@@ -14,7 +14,7 @@ import torch
 from fake_model import FakeModel
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_engine.llm import LLM
-from vtensors_engine.runner import ReferenceRunner
+from vtensors_engine.runner import NoRoomError, ReferenceRunner
 from vtensors_engine.runner_choice import make_runner
 
 
@@ -104,10 +104,27 @@ def test_float32_on_cuda_is_a_fallback_too(
     assert "not torch.float32" in caplog.text
 
 
-def test_a_device_without_memory_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda_runner(monkeypatch, failing(torch.OutOfMemoryError("tried to allocate")))
-    with pytest.raises(torch.OutOfMemoryError):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried 2 GiB"), NoRoomError("2 GiB do not fit")])
+def test_a_device_without_memory_is_no_fallback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_runner(monkeypatch, failing(error))
+    with pytest.raises(RequestError, match="2 GiB"):
         make_runner(CudaModel(), max_sequences=1)
+
+
+def test_more_sequences_than_can_run_at_a_time_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(model: Any, *, max_sequences: int, max_tokens: int | None) -> ReferenceRunner:
+        return ReferenceRunner(model, max_sequences=min(max_sequences, 64))
+
+    cuda_runner(monkeypatch, build)
+    with caplog.at_level(logging.WARNING, logger="vtensors"):
+        make_runner(CudaModel(), max_sequences=64)
+        assert caplog.messages == []
+        assert make_runner(CudaModel(), max_sequences=65).capacity == 64
+    assert caplog.messages == [
+        "max_sequences is 65: 64 run at a time, which is the most on CUDA, and the others wait"
+    ]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtensors.errors import RequestError, VtensorsError
-from vtensors_engine.drawing import probabilities
+from vtensors_engine.drawing import new_draw, probabilities
 from vtensors_engine.sampling import (
     MAX_SEED,
     SampledToken,
@@ -41,6 +41,7 @@ def draw(logits: torch.Tensor, params: SamplingParams, seed: int = 0) -> Sampled
         ("temperature", math.nan, ">= 0"),
         ("temperature", math.inf, ">= 0"),
         ("temperature", "hot", ">= 0"),
+        ("temperature", 10**400, ">= 0"),
         ("top_k", -1, ">= 0"),
         ("top_p", 0.0, "above 0"),
         ("top_p", 1.01, "at most 1"),
@@ -103,6 +104,19 @@ def test_tokens_forbidden_by_minus_infinity_are_never_drawn() -> None:
     logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0])
     generator, _ = new_generator(1)
     assert {sample(logits, SamplingParams(), generator).token_id for _ in range(50)} == {1, 3}
+
+
+def test_the_largest_temperatures_draw_no_forbidden_token_either() -> None:
+    logits = torch.tensor([-math.inf, 3.0, -math.inf, 0.0, -math.inf])
+    for temperature in (1e30, 1e39, 1e308):
+        probs = probabilities(logits, SamplingParams(temperature=temperature))
+        assert probs.tolist() == [0, 0.5, 0, 0.5, 0]
+
+
+def test_a_top_k_beyond_every_vocabulary_is_a_setting_that_a_device_can_hold() -> None:
+    generator, _ = new_generator(1)
+    assert float(new_draw(SamplingParams(top_k=10**400), generator).top_k) == 2**31 - 1
+    assert draw(LOGITS, SamplingParams(top_k=10**400, seed=1)) == draw(LOGITS, SamplingParams(seed=1))
 
 
 def test_temperature_divides_the_logits() -> None:

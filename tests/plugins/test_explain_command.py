@@ -193,6 +193,16 @@ def test_experts_are_one_row(run: Run) -> None:
     assert sum(".experts." in name for name in modules) == 2 * 8 * 3
 
 
+def test_activations_that_cannot_run_as_asked_are_warned_of(run: Run) -> None:
+    asked = ("--assume", "sm_121a", "--activations", "fp4")
+    report = _report(run, MOE, *asked)
+    assert _group(report, "lm_head")["executed"] == "16bit"
+    (warning,) = report["warnings"]
+    assert "there is no input scale: run with 16-bit activations" in warning
+    assert f"warning: {warning}" in " ".join(run(MOE, *asked)[1].split())
+    assert _report(run, MOE, "--assume", "sm_121a")["warnings"] == []
+
+
 def test_embeddings_that_are_the_head_too_are_counted_once(run: Run) -> None:
     report = _report(run, TIED, "--assume", "cpu")
     rows = [group for group in report["groups"] if group["modules"] == [["model.embed_tokens"]]]

@@ -136,7 +136,7 @@ def _run(llm: LLM, work: Work) -> None:
         _stream(llm, work, timing)
     else:
         for index, completion in enumerate(_collect(llm, work, timing)):
-            click.echo(f"--- prompt {index + 1} ({completion.finish_reason})")
+            click.echo(f"--- prompt {index} ({completion.finish_reason})")
             click.echo(completion.text)
     click.echo()
     click.echo(speed_line(timing))

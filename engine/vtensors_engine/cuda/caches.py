@@ -8,8 +8,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from vtensors.errors import RequestError
 from vtensors_engine.pages import PageAllocator
+from vtensors_engine.runner import NoRoomError
 from vtensors_engine.slots import SlotAllocator
 from vtensors_plugins.architectures.models.attention import Attention
 from vtensors_plugins.architectures.models.gated_delta_net import GatedDeltaNet
@@ -70,7 +70,7 @@ class Caches:
 def new_caches(decoder: Decoder, *, sequences: int, tokens: int | None) -> Caches:
     """Memory for so many sequences at a time and so many tokens of all of them together.
 
-    tokens: None takes what the longest sequences could need, or as much as fits. Raises RequestError where the
+    tokens: None takes what the longest sequences could need, or as much as fits. Raises NoRoomError where the
     device has not enough free memory, before anything is allocated.
     """
     slot_bytes = sum(_slot_bytes(layer.mixer, decoder) for layer in decoder.layers)
@@ -83,7 +83,7 @@ def new_caches(decoder: Decoder, *, sequences: int, tokens: int | None) -> Cache
     fitting = usable // page_bytes if page_bytes else wanted
     pages = min(wanted, fitting) if tokens is None else wanted
     if pages > fitting or pages < 1 or usable < 0:
-        raise RequestError(
+        raise NoRoomError(
             "the device has not enough free memory for the caches",
             seen=f"{free / 1e9:.1f} GB free; {sequences} sequences need {(sequences + 1) * slot_bytes / 1e9:.1f} GB "
             f"of state, and {max(pages, 1) * PAGE_TOKENS} tokens {max(pages, 1) * page_bytes / 1e9:.1f} GB of keys "

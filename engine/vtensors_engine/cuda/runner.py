@@ -21,7 +21,9 @@ from vtensors_engine.drawing import Draw
 from vtensors_engine.rows import BUCKETS, RowTable, bucket_for
 from vtensors_engine.runner import Row
 from vtensors_kernels.steps.sample_token import MAX_COLUMNS
+from vtensors_plugins.architectures.models.attention import Attention
 from vtensors_plugins.architectures.models.decoder import Decoder
+from vtensors_plugins.architectures.models.gated_delta_net import GatedDeltaNet
 
 if TYPE_CHECKING:
     from vtensors_engine.loading import LoadedModel
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 CHUNK_TOKENS = 2048
 # Steps that may be under way before the oldest is read.
 AHEAD = 2
+_MIXERS = (Attention, GatedDeltaNet)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -82,6 +85,8 @@ class CudaRunner:
         self._rows, self._chunk = rows, chunk
         self._graphs = DecodeGraphs(decoder=self._model, rows=rows, eager=eager or decoder.debug_nan)
         self._table = RowTable(rows.tokens.shape[0])
+        # Rows on the device that may hold a sequence; more than the table's where a change of rows failed.
+        self._occupied = 0
         self._sequences: dict[int, _Running] = {}
         self._next_handle = 0
         self._capacity = sequences
@@ -199,8 +204,9 @@ class CudaRunner:
 
     def _arrange(self, handles: Sequence[int]) -> None:
         """These sequences have a row each, without gaps; all other rows are padding."""
-        before = self._table.count
-        for change in self._table.assign(handles):
+        changes = self._table.assign(handles)
+        self._occupied = max(self._occupied, self._table.count)
+        for change in changes:
             if change.source is not None:
                 self._rows.move(change.source, change.row)
                 continue
@@ -212,8 +218,9 @@ class CudaRunner:
             )
             # One that leaves the batch is not launched again.
             own.first = None
-        for row in range(self._table.count, before):
+        for row in range(self._table.count, self._occupied):
             self._rows.leave(row)
+        self._occupied = self._table.count
 
     def _prefilled(self, own: _Running) -> Tensor:
         """[T, hidden] of the next tokens of its prompt, which the caches hold then."""
@@ -236,12 +243,19 @@ class CudaRunner:
 
 
 def _require_decoder(model: LoadedModel) -> Decoder:
-    decoder = model.decoder
+    decoder = getattr(model, "decoder", None)
     if not isinstance(decoder, Decoder):
         raise VtensorsError(
             "the CUDA runner knows the decoders of this package",
             seen=type(decoder).__name__,
             accepted=Decoder.__name__,
+        )
+    others = {type(layer.mixer).__name__ for layer in decoder.layers if not isinstance(layer.mixer, _MIXERS)}
+    if others:
+        raise VtensorsError(
+            "the CUDA runner has no cache for a layer of this kind",
+            seen=", ".join(sorted(others)),
+            accepted=", ".join(kind.__name__ for kind in _MIXERS),
         )
     if decoder.device.type != "cuda" or decoder.dtype not in (torch.bfloat16, torch.float16):
         raise VtensorsError(

@@ -11,6 +11,7 @@ import click
 from vtensors.activations import MODES
 from vtensors.checkpoint import Checkpoint, open_checkpoint
 from vtensors.errors import RequestError
+from vtensors.inspection import activation_warnings
 from vtensors_plugins.commands.device_option import ASSUMED, ReportDevice, report_device
 from vtensors_plugins.commands.explain_lines import row_lines, total_line
 from vtensors_plugins.commands.explain_rows import ExplainRow, Totals, explain_rows
@@ -26,6 +27,7 @@ class Explanation:
     """What the command shows. notes: rules of `VT_KERNELS` that have no effect.
 
     in_vain: those of the notes that a load counts as fallbacks, and `VT_STRICT=fallbacks` refuses.
+    warnings: surprises about activation precision, as a load tells them.
     times: per row, rows M -> microseconds or a reason; empty where not asked for.
     """
 
@@ -35,6 +37,7 @@ class Explanation:
     rows: tuple[ExplainRow, ...]
     notes: tuple[str, ...] = ()
     in_vain: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     times: tuple[Times, ...] = ()
 
     @property
@@ -57,6 +60,7 @@ class Explanation:
             "kernels_switch": self.checkpoint.switches.text("VT_KERNELS"),
             "notes": list(self.notes),
             "in_vain": list(self.in_vain),
+            "warnings": list(self.warnings),
             "groups": groups,
             "totals": {
                 "weights": totals.weights,
@@ -161,6 +165,7 @@ def explained(
         rows=rows,
         notes=rules.notes(asked, registered),
         in_vain=rules.in_vain(asked, registered),
+        warnings=tuple(activation_warnings(checkpoint, checkpoint.activation_request(activations))),
         times=tuple(times),
     )
 
@@ -171,6 +176,7 @@ def text_lines(found: Explanation, width: int) -> list[str]:
     device = found.device
     head = f"{found.checkpoint.architecture_name} in {found.dtype} on {device.headline()}"
     lines = [hanging("", text, width) for text in (head, device.note) if text]
+    lines += [hanging("warning: ", text, width) for text in found.warnings]
     rules = found.checkpoint.switches.text("VT_KERNELS")
     if rules:
         lines.append(f"VT_KERNELS={rules}")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.gpu
 CASES = [case for case in all_cases() if DATA in case.oracle_folder.parents]
 DEVICE = "cuda"
 # How far the token chosen may lie below the largest logit of float32, in mean errors of bfloat16 on a CPU at that
-# place. The gap of two logits has errors of its own, with a standard deviation of 1.8 mean errors where they are normal:
-# of all the near ties here a few lie beyond 3 (4.4 was seen), none should beyond 6.
+# place. The gap of two logits has errors of its own, with a standard deviation of 1.8 mean errors where they are
+# normal: of all the near ties here a few lie beyond 3 (4.4 was seen), none should beyond 6.
 MOST = 6.0
 LEAST_EQUAL = 0.9
 

@@ -6,11 +6,11 @@ from functools import lru_cache
 
 import pytest
 import torch
-from cuda_driving import prefilled, run_alone, run_together
 from oracle_cases import DATA, Case, all_cases
 from safetensors.torch import load_file
 
 import vtensors
+from cuda_driving import prefilled, run_alone, run_together
 from vtensors_engine.cuda.runner import CudaRunner
 from vtensors_engine.loading import LoadedModel
 from vtensors_engine.runner import Row

@@ -29,7 +29,10 @@
 static_assert(VT_EPILOGUE == 0 || VT_EPILOGUE == 1, "VT_EPILOGUE is 0 or 1");
 constexpr int kSegmentBytes = kTokenTiles * 512;  // of the sums of a segment of a row tile
 
-extern "C" __global__ __launch_bounds__(kThreads, VT_BLOCKS_PER_SM) void VT_FUNCTION(
+// Compilers for newer targets spill two words of the forms of four segments where two blocks an SM are asked for.
+constexpr int kBlocksPerSm = VT_ARCH >= 1000 && VT_SEGMENTS == 4 ? 1 : VT_BLOCKS_PER_SM;
+
+extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION(
     const unsigned char* __restrict__ blocks,  // [all experts' row tiles, ceil(K / 128), kBlockBytes]
     const float* __restrict__ row_scale,       // [16 * all experts' row tiles]
     const unsigned short* x,                   // [M or pairs, K] bf16 or f16; as ptx.cuh says of what kernels write

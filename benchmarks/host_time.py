@@ -3,9 +3,10 @@
     python benchmarks/host_time.py --json benchmarks/results/host-time-h200.json
 
 A time is the median over rounds of as many calls as the driver queues without waiting for the device, divided by
-their number; the device is idle when a round begins. `launch`: 15 arguments set and handed to the driver on torch's
-current stream, which is what a launch costs. `into out`: a whole call of a bound linear, checked, with an output to
-write into; `new output`: torch allocates one.
+their number; the device is idle when a round begins. `launch`: what a launch costs: the arguments of a call set among the
+constant ones, and all handed to the driver on torch's current stream. `driver`: the driver's share of it, with arguments
+that are set already. `into out`: a whole call of a bound linear, checked, with an output to write into; `new output`:
+torch allocates one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,9 @@ def measure() -> dict[str, float]:
     addresses = 1, x.data_ptr(), out.data_ptr(), 0, 0
     launches.run(*addresses)
     linear(x, out=out)
+    launch = launches.launch_for(1)
     return {
+        "driver": round(host_microseconds(partial(launch._launch, *launch._where, launch._address, None)), 2),
         "launch": round(host_microseconds(lambda: launches.run(*addresses)), 2),
         "into out": round(host_microseconds(lambda: linear(x, out=out)), 2),
         "new output": round(host_microseconds(lambda: linear(x)), 2),

@@ -82,6 +82,11 @@ inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned ba
   emulation::count_bytes(barrier, -static_cast<int>(bytes));
 }
 inline unsigned long long evict_first_policy() { return 0; }
+inline void prefetch_bulk(const void* from, unsigned bytes) {
+  // Both ends must be there, as on a device.
+  (void)*static_cast<const volatile char*>(from);
+  (void)*(static_cast<const volatile char*>(from) + bytes - 1);
+}
 inline void copy_bulk_once(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned long long) {
   copy_bulk(to, from, bytes, barrier);
 }
@@ -132,6 +137,12 @@ inline void wait_copies() {
   own.list.erase(own.list.begin(), own.list.begin() + done);
 }
 
+// ---- loads before the wait (experts_early_ptx.cuh)
+
+inline int load_early(const int* from) { return *from; }
+inline float load_early(const float* from) { return *from; }
+inline unsigned short load_early(const unsigned short* from) { return *from; }
+
 // ---- clusters of one block
 
 inline unsigned cluster_rank() { return 0; }
@@ -151,6 +162,7 @@ inline void store_remote(unsigned address, float4 v, unsigned barrier) {
 inline void launch_dependents() {}
 inline void wait_for_predecessors() {}
 inline float load_written_float(const float* from) { return *from; }
+inline int load_written_int(const int* from) { return *from; }
 inline void sync_threads_of(unsigned barrier, unsigned threads) {
   emulation::u64 generation;
   emulation::sync_at(barrier, threads, generation);

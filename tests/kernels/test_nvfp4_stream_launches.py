@@ -46,12 +46,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         grid: tuple[int, int, int]
         block: tuple[int, int, int]
         arguments: int
+        constants: dict[int, int]
         shared_bytes: int
         dependent: bool
 
         def call(self, _stream: int, *arguments: int) -> None:
-            assert len(arguments) == len(names) == self.arguments
-            found.append(dict(zip(names, arguments, strict=True)) | {"launch": self})
+            assert len(arguments) + len(self.constants) == len(names) == self.arguments
+            given = iter(arguments)
+            values = (self.constants[i] if i in self.constants else next(given) for i in range(len(names)))
+            found.append(dict(zip(names, values, strict=True)) | {"launch": self})
 
     def compile_many(wanted: Sequence[Wanted], _index: int) -> tuple[Any, ...]:
         return tuple(SimpleNamespace(target="sm_90a", wanted=one) for one in wanted)

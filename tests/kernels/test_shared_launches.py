@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,23 +23,56 @@ class Config:
         return 1
 
 
-def test_threads_that_share_a_launch_launch_their_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+class Driver:
+    """Stands for the driver. seen: of every launch the stream, then the parameters in the kernel's order."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+    def made(self, arguments: int, constants: dict[int, int]) -> Launch:
+        function = DeviceFunction(name="f", target="sm_90a", handle=1, module=None)
+        self.launch = Launch(
+            function=function, grid=(1, 1, 1), block=(32, 1, 1), arguments=arguments, constants=constants
+        )
+        return self.launch
+
+    def __call__(self, _config: int, _function: int, parameters: int, _extra: object) -> int:
+        # As ctypes does during a call: other threads run.
+        time.sleep(0.002)
+        pointers = (ctypes.POINTER(ctypes.c_uint64) * self.launch.arguments).from_address(parameters)
+        self.seen.append((self.launch._config.hStream, *(pointer[0] for pointer in pointers)))
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     bindings = ModuleType("cuda.bindings")
     bindings.driver = SimpleNamespace(CUlaunchConfig=Config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    seen: list[tuple[int, int, int]] = []
+    found = Driver()
+    monkeypatch.setattr(launching, "_driver_launch", lambda: found)
+    return found
 
-    def driver(*_: object) -> int:
-        # As ctypes does during a call: other threads run.
-        time.sleep(0.002)
-        seen.append((made._config.hStream, *made._slots))
-        return 0
 
-    monkeypatch.setattr(launching, "_driver_launch", lambda: driver)
-    function = DeviceFunction(name="f", target="sm_90a", handle=1, module=None)
-    made = Launch(function=function, grid=(1, 1, 1), block=(32, 1, 1), arguments=2)
+def test_threads_that_share_a_launch_launch_their_own_arguments(driver: Driver) -> None:
+    made = driver.made(2, {})
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(made.call, i, 10 * i, 100 * i) for i in range(1, 40)]:
             done.result()
-    assert sorted(seen) == [(i, 10 * i, 100 * i) for i in range(1, 40)]
+    assert sorted(driver.seen) == [(i, 10 * i, 100 * i) for i in range(1, 40)]
+
+
+def test_constants_keep_their_places_among_what_a_call_gives(driver: Driver) -> None:
+    made = driver.made(5, {3: 33, 0: 30})
+    made.call(7, 1, 2, 4)
+    made.call(8, 5, 6, 2**63)
+    assert driver.seen == [(7, 30, 1, 2, 33, 4), (8, 30, 5, 6, 33, 2**63)]
+
+
+def test_a_call_that_gives_too_few_or_too_many_is_no_launch(driver: Driver) -> None:
+    made = driver.made(3, {1: 5})
+    for arguments in ((1,), (1, 2, 3)):
+        with pytest.raises(ValueError, match="size"):
+            made.call(7, *arguments)
+    assert not driver.seen

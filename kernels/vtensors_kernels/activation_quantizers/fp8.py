@@ -23,7 +23,7 @@ from vtensors_formats.dynamic_activations import (
 )
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch
+from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
 from vtensors_kernels.nvfp4.repack import aligned
 
@@ -148,7 +148,7 @@ class FP8Quantizer:
         if not m:
             return QuantizedRows(rows=rows, scale=scale)
         self._launch_for(m).call(
-            torch.cuda.current_stream(self.device).cuda_stream,
+            current_stream(self.device),
             x.data_ptr(),
             rows.data_ptr(),
             0 if scale is None else scale.data_ptr(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from threading import Lock
@@ -59,18 +60,22 @@ def load_function(image: bytes, name: str, target: str, *, shared_bytes: int = 0
 class Launch:
     """A launch whose configuration and argument slots are built once; threads may share it, each with its stream.
 
-    arguments: number of kernel parameters, each at most 8 bytes. grid and block: three numbers each.
-    dependent: programmatic dependent launch (the kernel must wait for its predecessor itself).
+    arguments: number of kernel parameters, each at most 8 bytes. constants: place of a parameter -> its value in
+    every call; a call gives the others. grid and block: three numbers each. dependent: programmatic dependent launch
+    (the kernel must wait for its predecessor itself).
     """
 
     function: DeviceFunction
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: int
+    constants: Mapping[int, int] = attrs.field(factory=dict)
     shared_bytes: int = 0
     dependent: bool = False
     _config: Any = attrs.field(init=False)
+    # What the calls give first, in order of the parameters, the constants behind.
     _slots: Any = attrs.field(init=False)
+    _given: int = attrs.field(init=False)
     _pointers: Any = attrs.field(init=False)
     _address: int = attrs.field(init=False)
     _stream: int = attrs.field(init=False, default=-1)
@@ -94,20 +99,24 @@ class Launch:
             config.attrs = [attribute]
             config.numAttrs = 1
         self._config = config
-        self._slots = (ctypes.c_uint64 * self.arguments)()
+        places = [i for i in range(self.arguments) if i not in self.constants]
+        self._given = len(places)
+        places += self.constants
+        self._slots = (ctypes.c_uint64 * self.arguments)(*(self.constants.get(i, 0) for i in places))
         first = ctypes.addressof(self._slots)
-        self._pointers = (ctypes.c_void_p * self.arguments)(*(first + 8 * i for i in range(self.arguments)))
+        slots = (first + 8 * places.index(i) for i in range(self.arguments))
+        self._pointers = (ctypes.c_void_p * self.arguments)(*slots)
         self._address = ctypes.addressof(self._pointers)
         self._where = (config.getPtr(), int(self.function.handle))
 
     def call(self, stream: int, *arguments: int) -> None:
         """Launch on the stream (a CUstream as an integer).
 
-        arguments: one integer per kernel parameter: an address, an integer, or `float_bits` of a float; the
-        low bytes of each are the parameter (little-endian). Errors: LaunchError with the driver's word.
+        arguments: one integer per kernel parameter that is no constant: an address, an integer, or `float_bits` of
+        a float; the low bytes of each are the parameter (little-endian). Errors: LaunchError with the driver's word.
         """
         with self._one_at_a_time:
-            self._slots[:] = arguments
+            self._slots[: self._given] = arguments
             if stream != self._stream:
                 self._config.hStream = self._stream = stream
             status = self._launch(*self._where, self._address, None)

@@ -12,18 +12,15 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_kernels.activation_quantizers.fp8 import FP8Quantizer, QuantizedRows, Scaling
-from vtensors_kernels.compiling.functions import compiled_function
-from vtensors_kernels.compiling.launch import Launch
 from vtensors_kernels.fp8.stacked import StackedFP8
-from vtensors_kernels.nvfp4.activations import dtype_defines, output_for
-from vtensors_kernels.nvfp4.packed_widening import FINISH_SOURCE, THREADS
+from vtensors_kernels.nvfp4.activations import output_for, residual_for
+from vtensors_kernels.nvfp4.finish import Finish
 
 # Of cuBLAS: sums of at most 128 products in the tensor cores' own, shorter format, the rest in float32. True leaves all
 # of K to the tensor cores, which keep about 13 bits.
 FAST_ACCUMULATION = False
 # Float32 sums of one product; more tokens are cut.
 SUMS_BYTES = 256 << 20
-_COLUMNS_PER_THREAD, _FINISH_BLOCKS = 8, 1024
 # Scales of x that go with scales of blocks of a weight, and of rows.
 _OF_BLOCKS, _OF_ROWS = (Scaling.GROUP,), (Scaling.STORED, Scaling.TOKEN)
 # cuBLAS's scales of groups lie by token; their rows begin at multiples of 16 bytes.
@@ -69,22 +66,15 @@ class W8A8Linear:
             self._w_scale = weight.block_scale.t()
         if self._quantizer.stored is not None and weight.row_scale is not None:
             self._set_stored(self._quantizer.stored, weight.row_scale)
-        self._finish = None if self._direct else self._finish_launch()
+        self._finish: Finish | None = None
+        if not self._direct:
+            self._finish = Finish.make(dtype, self._columns, device, swiglu=weight.paired)
         self._most = max(64, SUMS_BYTES // (4 * n))
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """[M, N] of the dtype, [M, N / 2] for linear_swiglu. x: [M, K]. residual: [M, N], with linear_add."""
         m, columns = x.shape[0], self._columns
-        if self._adds != (residual is not None):
-            raise RequestError("a residual goes with linear_add and with nothing else")
-        if residual is not None:
-            if residual.shape != (m, columns) or residual.dtype != self._dtype:
-                raise RequestError(
-                    "the residual does not fit",
-                    seen=f"{residual.dtype} {list(residual.shape)}",
-                    accepted=f"{self._dtype} {[m, columns]}",
-                )
-            residual = residual.contiguous()
+        residual = residual_for(x, (m, columns), self._dtype, residual, wanted=self._adds)
         if self._blocks and self._finish is not None and m > self._most:
             return self._in_turns(x, residual, output_for(x, (m, columns), self._dtype, out))
         padding = -m % _TOKENS_OF_GROUPS if self._blocks else 0
@@ -130,7 +120,7 @@ class W8A8Linear:
 
     def _finished(
         self,
-        launch: Launch,
+        finish: Finish,
         rows: QuantizedRows,
         residual: Tensor | None,
         out: Tensor,
@@ -145,31 +135,13 @@ class W8A8Linear:
         sums = self._product(part, torch.float32)
         by_token = 0 if self._blocks or part.scale is None else part.scale.data_ptr()
         bias = self._weight.bias
-        added = 0 if residual is None else residual[first:].data_ptr()
-        to, stride = out[first:].data_ptr(), out.shape[1]
-        vectors = int(stride % _COLUMNS_PER_THREAD == 0 and to % 16 == 0 and added % 16 == 0)
-        launch.call(
-            torch.cuda.current_stream(out.device).cuda_stream,
-            sums.data_ptr(),
-            0 if self._row_scale is None else self._row_scale.data_ptr(),
-            by_token,
-            0 if bias is None else bias.data_ptr(),
-            added,
-            to,
+        finish(
+            sums,
             count,
-            sums.shape[1],
-            self._columns,
-            stride,
-            vectors,
-        )
-
-    def _finish_launch(self) -> Launch:
-        device = self._weight.codes.device.index or 0
-        defines = {**dtype_defines(self._dtype), "VT_SWIGLU": int(self._weight.paired), "VT_SUMS16": 0}
-        wide = -(-self._columns // (_COLUMNS_PER_THREAD * THREADS))
-        return Launch(
-            function=compiled_function(FINISH_SOURCE, "finish_widened_nvfp4", device, defines),
-            grid=(wide, -(-_FINISH_BLOCKS // wide), 1),
-            block=(THREADS, 1, 1),
-            arguments=11,
+            out[first:].data_ptr(),
+            out.shape[1],
+            row_scale=0 if self._row_scale is None else self._row_scale.data_ptr(),
+            token_scale=by_token,
+            bias=0 if bias is None else bias.data_ptr(),
+            residual=0 if residual is None else residual[first:].data_ptr(),
         )

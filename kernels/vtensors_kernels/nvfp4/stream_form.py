@@ -62,6 +62,8 @@ _ONE_TILE_ALONE = Rule(1, 16, 4, 1, 1)
 _ONE_TILE_HALF = Rule(2, 12, 1, 2, 1)
 _TWO_TILES = Rule(2, 12, 3, 1, 2)
 _TWO_TILES_MOST = Rule(2, 16, 2, 1, 2)
+# Of 8-bit codes in long rows: x of 16 tokens leaves little room for the rings unless many blocks share it.
+_TWO_TILES_LONG = Rule(8, 8, 1, 1, 2, most_blocks=3)
 _FOUR_TILES_SHORT = Rule(2, 8, 2, 1, 4)
 _FOUR_TILES_MANY = Rule(4, 8, 2, 1, 4, row_tiles=2)
 # Groups of 8 tokens -> what is tried after the fastest, the next where x does not fit beside the rings.
@@ -76,10 +78,10 @@ _ALONE = {
     2: (Rule(1, 8, 1, 1, 2, slot_rounds=2),),
     4: (Rule(1, 8, 1, 1, 4, slot_rounds=2),),
 }
-# Tokens from which most rows are better off with the form of eight.
-_SOME_TOKENS = 3
-# Row tiles per SM: two blocks of each SM pay; one block of each does; fewer than an SM has warps for.
-_MOST, _MANY, _FEW = 12, 6, 0.6
+# Row tiles per SM: those of a head; two blocks of each SM pay; one block of each does; fewer than an SM has warps for.
+_HEAD, _MOST, _MANY, _FEW = 64, 12, 6, 0.6
+# Tokens from which most rows are better off with the form of eight; a head's.
+_SOME_TOKENS, _SOME_TOKENS_OF_HEAD = 2, 3
 # Most that whole row tiles may leave idle, as a factor, before a cluster is better; column steps of a long segment.
 _UNEVEN, _LONG = 1.1, 12
 # Fewest bytes of weights that a block must be able to hold for a preferred form; less does not hide the memory.
@@ -229,7 +231,7 @@ def rules_of(target: str) -> tuple[Rule, ...]:
     preferred = (
         *(_MOST_ROWS, _MANY_ROWS, _MANY_ROWS_TOKENS, _UNEVEN_ROWS),
         *(_ONE_TILE, _ONE_TILE_ALONE, _ONE_TILE_HALF),
-        *(_TWO_TILES, _TWO_TILES_MOST, _FOUR_TILES_SHORT, _FOUR_TILES_MANY),
+        *(_TWO_TILES, _TWO_TILES_MOST, _TWO_TILES_LONG, _FOUR_TILES_SHORT, _FOUR_TILES_MANY),
     )
     every = (*preferred, *(rule for rules in _FALLBACKS.values() for rule in rules))
     return tuple({tuple(defines_of(rule).values()): rule for rule in every}.values())
@@ -251,13 +253,16 @@ def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str, *, wid
     if m > 2 * _TILE_TOKENS:
         return (_FOUR_TILES_SHORT, _FOUR_TILES_MANY) if rows >= 4 else (_FOUR_TILES_SHORT,)
     if m > _TILE_TOKENS:
+        if wide and long:
+            return (_TWO_TILES_LONG,)
         return (_TWO_TILES_MOST,) if most else (_TWO_TILES,)
     if m > _TILE_TOKENS // 2:
         if most or long:
             return (_ONE_TILE,)
         return (_ONE_TILE_ALONE,) if rows > _MANY or rows < _FEW else (_ONE_TILE_HALF,)
     if most:
-        return (_MOST_ROWS,) if m < _SOME_TOKENS else (_ONE_TILE,)
+        some = _SOME_TOKENS_OF_HEAD if rows >= _HEAD else _SOME_TOKENS
+        return (_MOST_ROWS,) if m < some else (_ONE_TILE,)
     if rows >= _MANY and (m > 1 or wide):
         return (_MANY_ROWS_TOKENS, _ONE_TILE)
     if rows > 1 and -(-rows // 1) / rows > _UNEVEN:

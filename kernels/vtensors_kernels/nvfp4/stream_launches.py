@@ -154,7 +154,7 @@ class StreamLaunches:
         """The launch for m tokens."""
         launch = self._launches[m - 1]
         if launch is None:
-            launch = self._launches[m - 1] = self._made(self.forms[m - 1])
+            launch = self._launches[m - 1] = self._made(m)
         return launch
 
     def keys(self, m: int) -> int:
@@ -165,27 +165,19 @@ class StreamLaunches:
         self, m: int, x: int, out: int, residual: int, keys: int, gain: int = 0, eps: float = 0.0
     ) -> None:
         """One launch for m tokens on torch's current stream; x, out, residual, keys, gain are addresses or 0."""
-        (n, k), form = self.packed.shape, self.forms[m - 1]
-        self.launch_for(m).call(
-            current_stream(self.device),
-            self._blocks,
-            x,
-            out,
-            self._row_scale,
-            self._bias,
-            residual,
-            gain or self._gain,
-            keys,
-            float_bits(eps) if eps else 0,
-            m,
-            n,
-            k,
-            form.stages,
-            form.stage_blocks,
-            form.slots,
-        )
+        launch = self._launches[m - 1] or self.launch_for(m)
+        scale = float_bits(eps) if eps else 0
+        launch.call(current_stream(self.device), x, out, residual, gain or self._gain, keys, scale)
 
-    def _made(self, form: StreamForm) -> Launch:
+    def _constants(self, m: int) -> dict[int, int]:
+        """The parameters of the kernel that are the same in every launch for m tokens."""
+        (n, k), form = self.packed.shape, self.forms[m - 1]
+        rest = (m, n, k, form.stages, form.stage_blocks, form.slots)
+        weight = {0: self._blocks, 3: self._row_scale, 4: self._bias}
+        return {**weight, **dict(enumerate(rest, _ARGUMENTS - len(rest)))}
+
+    def _made(self, m: int) -> Launch:
+        form = self.forms[m - 1]
         function = self._functions[tuple(form.defines.values())]
         clusters = form.grid // form.cluster
         if self._clusters is not None:
@@ -198,6 +190,7 @@ class StreamLaunches:
             grid=(form.fitted(self.packed.shape[0], clusters).grid, 1, 1),
             block=(form.threads, 1, 1),
             arguments=_ARGUMENTS,
+            constants=self._constants(m),
             shared_bytes=form.shared_bytes,
             dependent=may_depend(function),
         )

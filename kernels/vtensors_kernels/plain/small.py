@@ -12,8 +12,15 @@ from vtensors.errors import RequestError
 from vtensors_kernels.compiling.architectures import COMPILED, target_of
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, float_bits
-from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, may_depend, output_for
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream, float_bits
+from vtensors_kernels.nvfp4.activations import (
+    check_residual,
+    check_x,
+    dtype_defines,
+    gain_for,
+    may_depend,
+    output_for,
+)
 from vtensors_kernels.nvfp4.repack import aligned
 from vtensors_kernels.plain.matrix import PlainMatrix
 from vtensors_kernels.plain.small_form import (
@@ -105,12 +112,13 @@ class SmallLinear:
             x = aligned(x.contiguous(), 16)
         out = output_for(x, (m, n), self._dtype, out)
         if residual is not None:
-            residual = self._checked_residual(residual, out)
+            check_residual(x, (m, n), self._dtype, residual)
+            residual = residual if residual.stride(1) == 1 else residual.contiguous()
         if self._norm or gain is not None:
-            gain = self._checked_gain(gain)
+            gain = gain_for(k, x.device, gain, wanted=self._norm)
         if m:
             self._launch(m).call(
-                torch.cuda.current_stream(x.device).cuda_stream,
+                current_stream(x.device),
                 matrix.rows.data_ptr(),
                 x.data_ptr(),
                 out.data_ptr(),
@@ -134,27 +142,6 @@ class SmallLinear:
             function = self._functions[form]
             found = self._launches[m] = _launch_of(function, form, self._matrix.shape[0], m)
         return found
-
-    def _checked_residual(self, residual: Tensor, out: Tensor) -> Tensor:
-        if residual.shape != out.shape or residual.dtype != out.dtype or residual.device != out.device:
-            raise RequestError(
-                "the residual does not fit",
-                seen=f"{residual.dtype} {list(residual.shape)} on {residual.device}",
-                accepted=f"{out.dtype} {list(out.shape)} on {out.device}",
-            )
-        return residual if residual.stride(1) == 1 else residual.contiguous()
-
-    def _checked_gain(self, gain: Tensor | None) -> Tensor:
-        k, device = self._matrix.shape[1], self._matrix.rows.device
-        if gain is None or not self._norm:
-            raise RequestError("a gain goes with a norm and with nothing else")
-        if gain.shape != (k,) or gain.dtype != torch.float32 or gain.device != device:
-            raise RequestError(
-                "the gain does not fit",
-                seen=f"{gain.dtype} {list(gain.shape)} on {gain.device}",
-                accepted=f"torch.float32 [{k}] on {device}",
-            )
-        return aligned(gain, 16)
 
 
 def _launch_of(function: DeviceFunction, form: SmallForm, n: int, m: int) -> Launch:

@@ -11,9 +11,9 @@ MAX_TOKENS = 64  # of a bound kernel; more would read the weights again and agai
 _CLUSTERED = ("sm_90a",)
 # Rows from which a block takes 32 of them: enough for every SM of a large GPU, and x is read a quarter as often.
 _MANY_ROWS = 4096
-# Activations of so many tokens take longer to reach one SM than four blocks to meet; and rows of so few tiles that
-# each tile may have four SMs.
-_CLUSTER_TOKENS, _CLUSTER_ROWS, _CLUSTER_COLUMNS = 9, 528, 1024
+# Activations of so many tokens, or rows of so many columns, take longer to reach one SM than four blocks to meet; and
+# rows of so few tiles that each tile may have four SMs.
+_CLUSTER_TOKENS, _CLUSTER_ROWS, _CLUSTER_COLUMNS, _LONG = 9, 528, 1024, 4096
 
 
 @attrs.frozen
@@ -50,7 +50,7 @@ def choose_small_form(n: int, k: int, m: int, target: str) -> SmallForm:
     token_tiles = 1 if m <= 16 else 2
     if n >= _MANY_ROWS:
         return SmallForm(8, 1, token_tiles, 4)
-    few = n <= _CLUSTER_ROWS and k >= _CLUSTER_COLUMNS and m >= _CLUSTER_TOKENS
+    few = n <= _CLUSTER_ROWS and k >= (_CLUSTER_COLUMNS if m >= _CLUSTER_TOKENS else _LONG)
     return (
         SmallForm(4, 4, token_tiles, 1) if few and target in _CLUSTERED else SmallForm(16, 1, token_tiles, 1)
     )

@@ -70,6 +70,12 @@ extern "C" __global__ __launch_bounds__(kThreads, kThreads <= 256 ? 2 : 1) void 
   for (int n = 0; n < kOutputsOfThread; ++n)
     gain[n] = thread + n * kThreads < kValue ? loaded(norm[thread + n * kThreads]) : 0.0f;
   const float rate = loaded(rates[head]), bias = loaded(biases[head]);
+#if VT_HAS_BULK_COPY
+  // The state of the row's slot is on its way already; should the slot be an older one still, nothing but time is lost.
+  if (thread == 0)
+    prefetch_bulk(memory + (load_written_int(slots + row) * static_cast<long long>(heads) + head) * (kKey * kValue),
+                  kKey * kValue * 4);
+#endif
 
   wait_for_predecessors();
   const long long slot = slots[row];

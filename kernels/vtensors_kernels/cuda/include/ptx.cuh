@@ -136,6 +136,11 @@ __device__ __forceinline__ void copy_bulk_once(unsigned to, const void* from, un
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
           to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
+
+// Into the L2 cache; bytes: a multiple of 16, from: aligned to 16. A hint: what comes is read by ordinary loads.
+__device__ __forceinline__ void prefetch_bulk(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 #else
 __device__ __forceinline__ void copy_16(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -200,6 +205,12 @@ __device__ __forceinline__ void wait_for_predecessors() {
 __device__ __forceinline__ float load_written_float(const float* from) {
   float v;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ int load_written_int(const int* from) {
+  int v;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
 

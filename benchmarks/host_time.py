@@ -3,10 +3,10 @@
     python benchmarks/host_time.py --json benchmarks/results/host-time-h200.json
 
 A time is the median over rounds of as many calls as the driver queues without waiting for the device, divided by
-their number; the device is idle when a round begins. `launch`: what a launch costs: the arguments of a call set among the
-constant ones, and all handed to the driver on torch's current stream. `driver`: the driver's share of it, with arguments
-that are set already. `into out`: a whole call of a bound linear, checked, with an output to write into; `new output`:
-torch allocates one.
+their number; the device is idle when a round begins. `launch`: what a launch costs: the arguments of a call set among
+the constant ones, and all handed to the driver on torch's current stream. `driver`: the driver's share of it, with
+arguments that are set already. `into out`: a whole call of a bound linear, checked, with an output to write into;
+`new output`: torch allocates one.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vtensors.errors import VtensorsError
 from vtensors.records import KernelRequest
-from vtensors_kernels.experts.form import MOST_PAIRS, ExpertsTuning, form_for
+from vtensors_kernels.experts.form import MOST_PAIRS, ExpertsTuning, down_form, form_for
 from vtensors_kernels.experts.launches import GroupedExperts
 from vtensors_kernels.experts.packed import PackedExperts, pack_experts
 from vtensors_kernels.experts.probe import probe_experts
@@ -179,8 +179,11 @@ def tunings(m: int) -> Iterator[tuple[str, ExpertsTuning]]:
         )
         name = f"depth {depth}, blocks {blocks}, tiles {up}"
         for units in (1, 2, 4) if m * TOP <= MOST_PAIRS // 2 else ():
-            few = first, attrs.evolve(second, units=units)
-            yield f"{name}, direct {units}", ExpertsTuning(few=few, tiles=(up, None), direct_pairs=MOST_PAIRS)
+            direct = attrs.evolve(down_form(WIDTH, 1152), units=units)
+            yield (
+                f"{name}, direct {units}",
+                ExpertsTuning(few=(first, None), direct=direct, tiles=(up, None), direct_pairs=MOST_PAIRS),
+            )
         for down in (4, 8, 16) if m >= 4 else ():
             few = first, second
             yield f"{name} {down}, finish", ExpertsTuning(few=few, tiles=(up, down), direct_pairs=0)

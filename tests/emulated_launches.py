@@ -13,8 +13,7 @@ from torch import Tensor
 
 from emulation.emulator import emulate
 from vtensors_kernels.activation_quantizers import fp8 as quantizers
-from vtensors_kernels.fp8 import w8a8
-from vtensors_kernels.nvfp4 import stream_launches
+from vtensors_kernels.nvfp4 import finish, stream_launches
 
 # Its forms have no clusters, which the emulator does not know.
 _CAPABILITY, _MULTIPROCESSORS = (12, 0), 2
@@ -38,19 +37,22 @@ class EmulatedLaunch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: int
+    constants: Mapping[int, int] = attrs.field(factory=dict)
     shared_bytes: int = 0
     dependent: bool = False
 
-    def call(self, _stream: int, *arguments: int) -> None:
+    def call(self, _stream: int, *given: int) -> None:
         """Run the kernel to its end."""
-        assert len(arguments) == self.arguments
+        assert len(given) + len(self.constants) == self.arguments
+        rest = iter(given)
+        arguments = [self.constants[i] if i in self.constants else next(rest) for i in range(self.arguments)]
         emulate(
             self.function.source,
             self.function.name,
             dict(self.function.defines),
             self.grid,
             self.block,
-            list(arguments),
+            arguments,
             shared_bytes=self.shared_bytes,
         )
 
@@ -58,7 +60,7 @@ class EmulatedLaunch:
 def on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantizers, streaming linears and W8A8 linears of CPU tensors, launched on the emulator from here on."""
     monkeypatch.setattr(quantizers, "DEVICES", ("cuda", "cpu"))
-    for module in (quantizers, w8a8):
+    for module in (quantizers, finish):
         monkeypatch.setattr(module, "compiled_function", _function)
         monkeypatch.setattr(module, "Launch", EmulatedLaunch)
     monkeypatch.setattr(stream_launches, "Launch", EmulatedLaunch)

@@ -71,18 +71,22 @@ def run(
         )
 
     multiply(0, 2 * packed.width, x, act)
-    beside = [gate, shared, residual]
+    beside, stride = [gate, shared, residual], 0 if gate is None else gate.stride(0)
     if direct:
+        own = form.down_form(packed.width, packed_format.block_bytes)
+        blocks = form.down_grid(own, packed.hidden, packed.width, m, slots, MULTIPROCESSORS, tiles=tiles)
+        assert blocks is not None
         emulate(
             down,
             direct_function,
-            compiled.down_defines(forms[1], packed_format, f16),
-            (packed.hidden // 16, m, 1),
-            (forms[1].threads, 1, 1),
+            compiled.down_defines(own, packed_format, f16),
+            blocks.grid,
+            (own.threads, 1, 1),
             [
-                *(packed.down.blocks, packed.down.row_scale, act, chosen, weights, *beside, out),
-                *(m, top, experts, slots, packed.hidden, packed.width),
+                *(packed.down.blocks, packed.down.row_scale, act, chosen, weights, *beside, out, stride),
+                *(m, top, experts, slots, packed.hidden, packed.width, blocks.tiles),
             ],
+            shared_bytes=blocks.shared_bytes,
             seed=seed,
         )
         return act, out
@@ -92,7 +96,7 @@ def run(
         {"VT_F16": f16},
         (-(-packed.hidden // (compiled.FINISH_COLUMNS * compiled.FINISH_THREADS)), m, 1),
         (compiled.FINISH_THREADS, 1, 1),
-        [y, chosen, weights, *beside, out, m, top, experts, slots, packed.hidden],
+        [y, chosen, weights, *beside, out, stride, m, top, experts, slots, packed.hidden],
         seed=seed,
     )
     return act, out

@@ -61,6 +61,37 @@ def entry_key(
     )
 
 
+def mark_key(kernel: KernelSpec, device: DeviceIdentity, *, version: str, fingerprint: str) -> str:
+    """The key of what stands against a kernel on a card, whatever the request: canonical JSON, as of `entry_key`."""
+    return json.dumps(
+        {
+            "self_tests_of": kernel.name,
+            "version": version,
+            "fingerprint": fingerprint,
+            "uuid": device.uuid,
+            "driver": device.driver,
+        },
+        sort_keys=True,
+    )
+
+
+def entry_text(key: str, fact: Mapping[str, object]) -> str:
+    """What a file holds of the fact under key."""
+    return json.dumps({"layout": LAYOUT, "key": key, "fact": fact, "sum": _sum(key, fact)})
+
+
+def fact_of(text: str, key: str) -> Mapping[str, object] | None:
+    """The fact under key in a file's text, None where there is none that can be trusted."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("layout") != LAYOUT or found.get("key") != key:
+        return None
+    fact = found.get("fact")
+    return fact if isinstance(fact, dict) and found.get("sum") == _sum(key, fact) else None
+
+
 @attrs.frozen(kw_only=True)
 class EntryFolder:
     """A folder of facts. A fact is a JSON object of numbers and text."""
@@ -70,17 +101,14 @@ class EntryFolder:
     def read(self, key: str) -> Mapping[str, object] | None:
         """The fact under key, None where there is none that can be trusted."""
         try:
-            found = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            text = self.path(key).read_text(encoding="utf-8")
+        except (OSError, ValueError):
             return None
-        if not isinstance(found, dict) or found.get("layout") != LAYOUT or found.get("key") != key:
-            return None
-        fact = found.get("fact")
-        return fact if isinstance(fact, dict) and found.get("sum") == _sum(key, fact) else None
+        return fact_of(text, key)
 
     def write(self, key: str, fact: Mapping[str, object]) -> None:
         """Keep the fact: written beside and renamed, so that another process never sees half a file."""
-        text = json.dumps({"layout": LAYOUT, "key": key, "fact": fact, "sum": _sum(key, fact)})
+        text = entry_text(key, fact)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
@@ -89,11 +117,12 @@ class EntryFolder:
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(name, self._path(key))
+            os.replace(name, self.path(key))
         except OSError:
             Path(name).unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
+    def path(self, key: str) -> Path:
+        """The file of the fact under key."""
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 

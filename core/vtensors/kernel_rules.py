@@ -15,6 +15,7 @@ import attrs
 
 from vtensors.errors import SwitchError
 from vtensors.records import KernelSpec
+from vtensors.registry import Registry
 
 SWITCH = "VT_KERNELS"
 _GLOB = frozenset("*?[")
@@ -57,6 +58,11 @@ class KernelRules:
         kernel_names, scheme_names = sorted({kernel.name for kernel in kernels}), sorted(set(schemes))
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
         return cls(rules=tuple(_parse(entry, kernel_names, scheme_names) for entry in entries))
+
+    @classmethod
+    def of(cls, text: str, registry: Registry) -> KernelRules:
+        """`parse` with the kernels and schemes of the enabled plugins."""
+        return cls.parse(text, [owned.record for owned in registry.kernels.values()], registry.schemes)
 
     def forbidding(self, kernel: KernelSpec, scheme: str) -> KernelRule | None:
         """The rule that forbids the kernel for the scheme, or None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ import attrs
 from vtensors.errors import SwitchError
 from vtensors.records import Switch
 
-KINDS = ("bool", "str", "path", "names")
+KINDS = ("bool", "str", "path", "names", "seconds")
 PREFIX = "VT_"
 
 # These three decide which plugins are imported, so they are known before any plugin is.
@@ -44,9 +45,10 @@ BOOT_SWITCHES = (
         default="",
         summary=(
             "What is refused instead of reported: conflicts (declared against found), fallbacks (slow "
-            "kernels), plugins (one that fails to load), files (stray shards); 1 = all of them."
+            "kernels), plugins (one that fails to load), files (stray shards), untested (kernels of a GPU "
+            "without a self-test); 1 = all of them."
         ),
-        accepted=("conflicts", "fallbacks", "plugins", "files"),
+        accepted=("conflicts", "fallbacks", "plugins", "files", "untested"),
     ),
 )
 
@@ -55,7 +57,7 @@ _FALSE = ("0", "false", "no", "off")
 _NAME = re.compile(r"-?[A-Za-z0-9][A-Za-z0-9._-]*$")
 _log = logging.getLogger("vtensors")
 
-Value = bool | str | tuple[str, ...]
+Value = bool | str | float | tuple[str, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -79,20 +81,22 @@ class Switches:
     values: Mapping[str, SwitchValue]
 
     @classmethod
-    def read(cls, declared: Iterable[Switch], environ: Mapping[str, str] | None = None) -> Switches:
+    def read(
+        cls,
+        declared: Iterable[Switch],
+        environ: Mapping[str, str] | None = None,
+        *,
+        told: set[str] | None = None,
+    ) -> Switches:
         """The values of the declared switches in environ (default: the process environment).
 
-        A set variable that starts with `VT_` and is not declared gives one warning line with the nearest
-        declared name. Raises SwitchError naming variable, value and accepted values.
+        A set variable that starts with `VT_` and is not declared gives one warning line. told: as
+        `warn_of_unknown` takes it. Raises SwitchError naming variable, value and accepted values.
         """
         environ = os.environ if environ is None else environ
-        values = {switch.name: _read_one(switch, environ) for switch in declared}
-        for name in sorted(environ):
-            if name.startswith(PREFIX) and name not in values:
-                near = difflib.get_close_matches(name, values, n=1, cutoff=0.0)
-                hint = f"; the nearest switch is {near[0]}" if near else ""
-                _log.warning("%s is set, but no enabled plugin reads it%s", name, hint)
-        return cls(values=values)
+        declared = tuple(declared)
+        warn_of_unknown((switch.name for switch in declared), environ, told=told)
+        return cls(values={switch.name: _read_one(switch, environ) for switch in declared})
 
     def flag(self, name: str) -> bool:
         """The value of a `bool` switch, its default where unset."""
@@ -113,6 +117,11 @@ class Switches:
         """The value of a `str` switch."""
         return str(self._value(name, "str").value)
 
+    def seconds(self, name: str) -> float:
+        """The value of a `seconds` switch."""
+        value = self._value(name, "seconds").value
+        return value if isinstance(value, float) else 0.0
+
     def path(self, name: str) -> Path | None:
         """The value of a `path` switch with `~` expanded, None where it is empty."""
         value = str(self._value(name, "path").value)
@@ -131,6 +140,27 @@ class Switches:
         return found
 
 
+def warn_of_unknown(
+    known: Iterable[str], environ: Mapping[str, str] | None = None, *, told: set[str] | None = None
+) -> None:
+    """One warning line for each set `VT_*` variable that is not known, with the nearest name and the known ones.
+
+    told: variables that were warned of before; they are left out, and new ones are added.
+    """
+    environ = os.environ if environ is None else environ
+    told = set() if told is None else told
+    names = sorted(known)
+    for name in sorted(name for name in environ if name.startswith(PREFIX)):
+        if name in names or name in told:
+            continue
+        told.add(name)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        _log.warning(
+            "%s is set, but no enabled plugin reads it%s (switches: %s)", name, hint, ", ".join(names)
+        )
+
+
 def parse_value(switch: Switch, text: str) -> Value:
     """The typed value of a switch's text. Raises SwitchError naming variable, value and accepted values."""
     text = text.strip()
@@ -139,6 +169,8 @@ def parse_value(switch: Switch, text: str) -> Value:
             return _parse_bool(switch, text)
         case "names":
             return _parse_names(switch, text)
+        case "seconds":
+            return _parse_seconds(switch, text)
         case "str" | "path":
             if switch.accepted and text not in (*switch.accepted, switch.default):
                 raise _refused(switch, text, " or ".join(switch.accepted))
@@ -160,6 +192,8 @@ def accepted_words(switch: Switch) -> str:
             return "comma-separated names"
         case "path":
             return "a path"
+        case "seconds":
+            return "a number of seconds, 0 or more"
         case _:
             return " or ".join(switch.accepted) or "text"
 
@@ -177,6 +211,16 @@ def _parse_bool(switch: Switch, text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise _refused(switch, text, f"{', '.join(_TRUE)} or {', '.join(_FALSE)}")
+
+
+def _parse_seconds(switch: Switch, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if 0 <= value < math.inf:
+        return value
+    raise _refused(switch, text, accepted_words(switch))
 
 
 def _parse_names(switch: Switch, text: str) -> tuple[str, ...]:

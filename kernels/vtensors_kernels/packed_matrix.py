@@ -26,6 +26,11 @@ class PackedFormat:
     most_tokens: int = 32
 
 
+def bytes_of(*tensors: Tensor | None) -> int:
+    """Of all those that there are."""
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 class PackedMatrix(Protocol):
     """One matrix [N, K] on a CUDA device: y = row_scale * (x @ what blocks hold, transposed) + bias.
 

@@ -13,6 +13,7 @@ from vtensors.kernel_entries import DeviceIdentity
 from vtensors.measured_costs import MeasuredCosts
 from vtensors.verdicts import Verdicts, kernel_versions
 from vtensors_kernels.compiling.cubin_cache import default_cache_folder
+from vtensors_kernels.time_limits import time_limit
 
 # One line with the driver's exact release; CUDA's own number stays the same over many of them.
 _DRIVER_RELEASE = Path("/proc/driver/nvidia/version")
@@ -27,6 +28,9 @@ def verdicts_for(checkpoint: Checkpoint, device: torch.device) -> Verdicts | Non
         device=device_identity(device),
         versions=kernel_versions(checkpoint.plugins),
         capturing=torch.cuda.is_current_stream_capturing,
+        run=time_limit(checkpoint.switches, device),
+        check=lambda: torch.cuda.synchronize(device),
+        refuse_untested="untested" in checkpoint.switches.names("VT_STRICT"),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight, NVFP4Weight
 from vtensors_kernels.cublas_products import float32_product, scaled_product
+from vtensors_kernels.nvfp4.repack import multiplier
 from vtensors_kernels.wideners import HALVES, FP8Widener, NVFP4Widener
 
 LinearCall = Callable[[Tensor], Tensor]
@@ -36,12 +37,11 @@ def bind_nvfp4(weight: NVFP4Weight) -> LinearCall:
             dtype: NVFP4Widener(rows.codes.contiguous(), rows.block_scale.contiguous(), dtype)
             for dtype in HALVES
         }
-        scale = rows.global_scale if rows.global_scale is not None else _inverse(rows.global_divisor)
 
         def widen(dtype: torch.dtype) -> Tensor:
             return makers[dtype](torch.empty(rows.shape, dtype=dtype, device=rows.device))
 
-        return _part(widen, scale)
+        return _part(widen, multiplier(rows))
 
     return _linear(weight, part)
 
@@ -67,13 +67,6 @@ def bind_fp8(weight: FP8Weight) -> LinearCall:
         return _part(widen, rows.scale_float32())
 
     return _linear(weight, part)
-
-
-def _inverse(divisor: Tensor | None) -> Tensor:
-    """1 / divisor in float64, rounded once: within half an ULP of what dividing each sum would give."""
-    if divisor is None:
-        raise RequestError("an NVFP4 weight without a global scale")
-    return (1.0 / divisor.double()).float()
 
 
 def _part(widen: Callable[[torch.dtype], Tensor], scale: Tensor) -> Part:

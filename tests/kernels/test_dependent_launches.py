@@ -43,3 +43,28 @@ def test_what_an_earlier_kernel_writes_is_no_constant_of_a_dependent_one(name: s
 def test_a_constant_that_changes_is_told() -> None:
     text = 'extern "C" __global__ void f(\n    const unsigned short* __restrict__ x,  // [M, K]\n    int n)\n{\n}'
     assert promised_constant(text) == {"x"}
+
+
+# What experts_down_* and experts_finish read early (experts_early_ptx.cuh), and the kernel that each of them follows.
+FOLLOWED = "common/experts_linear_nvfp4.cu", "common/experts_linear_fp8.cu"
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_kernel_whose_dependents_read_early_launches_them_after_its_own_wait(name: str) -> None:
+    text = load_source(name).text
+    waits, launches = (
+        [at.start() for at in re.finditer(re.escape(call), text)]
+        for call in ("wait_for_predecessors();", "launch_dependents();")
+    )
+    assert len(launches) == 1
+    assert waits[0] < launches[0] < waits[0] + 100
+
+
+def test_what_its_predecessor_writes_is_not_read_early() -> None:
+    text = load_source("common/experts_down_nvfp4.cu").text
+    early = set(re.findall(r"load_early\((\w+)", text))
+    assert early == {"const", "chosen", "weights", "gate", "shared", "residual"}
+    kernel = text[text.index("__global__") :]
+    copies = [at.start() for at in re.finditer(r"\bact \+", kernel)]
+    assert copies
+    assert kernel.index("wait_for_predecessors();") < min(copies)

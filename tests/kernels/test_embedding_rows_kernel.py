@@ -10,7 +10,8 @@ from emulation.emulator import emulate, needs_compiler
 from vtensors.errors import RequestError
 from vtensors_formats.plain import PlainWeight
 from vtensors_kernels.reference.embedding import embedding
-from vtensors_kernels.steps.embedding_rows import COLUMNS_PER_THREAD, THREADS, bind_embedding_rows
+from vtensors_kernels.row_gather import THREADS
+from vtensors_kernels.steps.embedding_rows import COLUMNS_PER_THREAD, bind_embedding_rows
 
 HALVES = [torch.bfloat16, torch.float16]
 STORED = [torch.bfloat16, torch.float16, torch.float32]

@@ -16,8 +16,13 @@ from vtensors_formats.nvfp4 import NVFP4Weight
 from vtensors_kernels.compiling.architectures import COMPILED, SHARED_KIB
 from vtensors_kernels.compiling.functions import Wanted
 from vtensors_kernels.experts import launches
+from vtensors_kernels.experts.arguments import checked_column
 from vtensors_kernels.experts.form import (
+    MOST_DOWN_BYTES,
     MOST_EXPERTS,
+    balanced_tiles,
+    down_form,
+    down_grid,
     form_for,
     group_bytes,
     linear_grid,
@@ -120,6 +125,79 @@ def test_a_grid_covers_every_row_tile_of_every_item(m: int) -> None:
         assert grid.grid[1] == grid.bound + -(-m // 8)
         assert grid.bound == 8 * m
         assert grid.shared_bytes <= 48 << 10
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 6, 8])
+def test_all_blocks_of_a_few_tokens_run_at_a_time(m: int) -> None:
+    form = form_for(2048, 1152, many=False)
+    most = form.most_tiles_at_a_time("sm_90a")
+    grid = linear_grid(form, 1024, m, 8, 256, 132, many=False, shared=True, most=most)
+    assert grid.grid[0] * grid.grid[1] <= 264
+    assert 2 * (grid.shared_bytes + 5120) <= 228 << 10
+
+
+@pytest.mark.parametrize("target", [*COMPILED, "compute_80"])
+@pytest.mark.parametrize("k", [512, 2048])
+def test_blocks_that_must_run_at_a_time_fit_the_shared_memory(target: str, k: int) -> None:
+    form = form_for(k, 1152, many=False)
+    most = form.most_tiles_at_a_time(target)
+    lists = 512 * form.threads // 32
+    assert form.most_tiles <= most
+    assert (
+        form.blocks_per_sm * (form.shared_bytes(most) + lists + 1024)
+        <= (SHARED_KIB.get(target, 99) + 1) << 10
+    )
+    assert form.shared_bytes(most) <= form.most_shared_bytes <= (99 << 10) - lists
+
+
+@pytest.mark.parametrize(
+    ("items", "tiles"), [(9, 3), (8, 2), (17, 5), (33, 8), (65, 16), (66, 16), (67, None)]
+)
+def test_blocks_are_as_many_as_run_at_a_time(items: int, tiles: int | None) -> None:
+    assert balanced_tiles(64, items, 132, 2, range(1, 17)) == tiles
+    if tiles is not None:
+        assert -(-64 // tiles) * items <= 264 < -(-64 // (tiles - 1)) * items
+
+
+@pytest.mark.parametrize("k", [32, 512, 768])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 12])
+def test_a_grid_of_downs_covers_every_row_tile_of_every_token(m: int, k: int) -> None:
+    grid = down_grid(down_form(k, 1152), 2048, k, m, 9, 132)
+    assert grid is not None
+    assert grid.grid[0] * grid.tiles >= 128 > (grid.grid[0] - 1) * grid.tiles
+    assert grid.grid[1] == m
+    assert grid.shared_bytes <= MOST_DOWN_BYTES
+    assert grid.tiles == 1 or grid.grid[0] * m <= 264
+
+
+def test_there_is_no_grid_for_more_than_a_block_has_room_for() -> None:
+    assert down_grid(down_form(512, 1152), 2048, 512, 1, 17, 132) is None
+    assert down_grid(down_form(2048, 1152), 2048, 2048, 1, 11, 132) is None
+    last = down_grid(down_form(2048, 1152), 2048, 2048, 12, 10, 132)
+    assert last is not None
+    assert last.tiles == 1
+
+
+@pytest.mark.parametrize(
+    ("gate", "fits"),
+    [
+        (torch.zeros(3, 5).bfloat16()[:, 2:3], True),
+        (torch.zeros(3).bfloat16(), True),
+        (torch.zeros(3, 1), False),
+        (torch.zeros(4, 1).bfloat16(), False),
+        (torch.zeros(1, 3).bfloat16(), False),
+    ],
+    ids=["strided", "flat", "wide", "long", "lying"],
+)
+def test_a_gate_is_taken_where_it_lies_or_refused(gate: torch.Tensor, fits: bool) -> None:
+    packed = packed_reference(random_experts("nvfp4", 2, 64, 32), 2)
+    if not fits:
+        with pytest.raises(RequestError, match="the gate does not fit"):
+            checked_column(packed, torch.bfloat16, gate, 3)
+        return
+    column = checked_column(packed, torch.bfloat16, gate, 3)
+    assert column is not None
+    assert (column.shape, column.data_ptr(), column.stride(0)) == ((3,), gate.data_ptr(), gate.stride(0))
 
 
 @pytest.mark.fault("B85")

@@ -19,10 +19,11 @@ SHAPES = {"short": (272, 48), "whole": (256, 128), "long": (1184, 160)}
 
 def _inputs(m: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     source = torch.Generator().manual_seed(m + hidden)
-    x, gate, shared, residual = (
-        torch.randn(m, columns, generator=source).to(dtype) for columns in (hidden, 1, hidden, hidden)
+    x, beside, shared, residual = (
+        torch.randn(m, columns, generator=source).to(dtype) for columns in (hidden, 3, hidden, hidden)
     )
-    return x, gate, shared, residual
+    # The gate is a column of wider rows, as a router's linear makes it.
+    return x, beside[:, 1:2], shared, residual
 
 
 def _check(ours: Tensor, wanted: Tensor) -> None:
@@ -59,6 +60,30 @@ def test_a_token_has_the_same_bits_alone_and_beside_others(shape: str) -> None:
         one = slice(token, token + 1)
         _, alone = run(packed, x[one], chosen[one], router[one], gate[one], shared[one], residual[one])
         assert torch.equal(alone, together[one])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_row_tiles_of_a_block_and_the_order_of_threads_change_no_bit(shape: str) -> None:
+    hidden, width = SHAPES[shape]
+    packed = packed_reference(random_experts("nvfp4", 5, hidden, width, shared=True), 5)
+    x, gate, _, residual = _inputs(3, hidden, torch.bfloat16)
+    chosen, router = random_choice(3, 5, 4)
+    wanted = run(packed, x, chosen, router, gate, None, residual, tiles=1)
+    for tiles, seed in ((2, 0), (5, 1), (16, 2)):
+        others = run(packed, x, chosen, router, gate, None, residual, tiles=tiles, seed=seed)
+        assert all(torch.equal(ours, one) for ours, one in zip(others, wanted, strict=True))
+
+
+@pytest.mark.parametrize("top", [1, 2, 5])
+@pytest.mark.parametrize("direct", [False, True])
+def test_any_number_of_slots_is_summed(top: int, direct: bool) -> None:
+    weights = random_experts("fp8-row", 5, 64, 32)
+    packed = packed_reference(weights, 5)
+    x, gate, shared, residual = _inputs(2, 64, torch.float16)
+    chosen, router = random_choice(2, 5, top)
+    for beside in (None, shared):
+        _, out = run(packed, x, chosen, router, gate, beside, residual, direct=direct)
+        _check(out, outputs(weights, 5, x, chosen, router, gate, beside, residual))
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -50,10 +50,11 @@ class Inputs:
     ) -> Inputs:
         """shared: whether the shared expert's output is given beside."""
         source = torch.Generator().manual_seed(m + hidden)
-        x, gate, beside, residual = (
+        x, wide, beside, residual = (
             torch.randn(m, columns, generator=source).to(dtype).cuda()
-            for columns in (hidden, 1, hidden, hidden)
+            for columns in (hidden, 3, hidden, hidden)
         )
+        gate = wide[:, 1:2]  # of wider rows, as a router's linear makes it
         chosen, router = random_choice(m, experts, top, seed=m)
         return cls(x, chosen.cuda(), router.cuda(), gate, beside if shared else None, residual)
 
@@ -186,6 +187,54 @@ def test_the_router_decides_within_a_captured_graph(m: int) -> None:
         assert torch.equal(out, called(call, given))
 
 
+@pytest.mark.parametrize("m", [1, 2, 8, 14, 40])
+def test_a_chain_of_dependent_launches_gives_what_launches_one_by_one_give(m: int) -> None:
+    from vtensors_kernels.plain.probe import random_matrix
+    from vtensors_kernels.plain.small import SmallLinear
+    from vtensors_kernels.steps.rms_norm import RMSNormKernel
+    from vtensors_kernels.steps.router import RouterTopk
+
+    hidden, experts = 1280, 24
+    call = bound(
+        random_experts("nvfp4", experts, hidden, 512, shared=True, device="cuda"), experts, torch.bfloat16
+    )
+    routers = [
+        SmallLinear(random_matrix(experts + 1, hidden, torch.bfloat16, "cuda", seed=seed), torch.bfloat16)
+        for seed in range(12)
+    ]
+    norm = RMSNormKernel(torch.ones(hidden, device="cuda"), 1e-6, torch.bfloat16)
+    choose = RouterTopk(8, torch.bfloat16)
+
+    def chain(x: Tensor, *, one_by_one: bool) -> Tensor:
+        for router in routers:
+            normed = norm(x)
+            logits = router(normed)
+            chosen, weights = choose(logits[:, :experts])
+            if one_by_one:
+                torch.cuda.synchronize()
+            x = call(normed, chosen, weights, logits[:, experts:], None, x)
+            if one_by_one:
+                torch.cuda.synchronize()
+        return x
+
+    first = torch.empty(m, hidden, dtype=torch.bfloat16, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        chain(first.zero_(), one_by_one=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = chain(first, one_by_one=False)
+        for seed in range(40):
+            source = torch.Generator().manual_seed(seed)
+            first.copy_(torch.randn(m, hidden, generator=source))
+            wanted = chain(first, one_by_one=True).clone()
+            assert not wanted.isnan().any()
+            for _ in range(5):
+                graph.replay()
+                torch.cuda.synchronize()
+                assert torch.equal(out, wanted), seed
+
+
 @pytest.mark.parametrize("m", [1, 12, 40])
 def test_an_expert_that_is_none_makes_its_token_nan_and_no_other(m: int) -> None:
     weights = random_experts("nvfp4", 12, 272, 48, device="cuda")
@@ -218,6 +267,8 @@ def test_what_does_not_fit_is_refused() -> None:
         call(given.x.float(), given.chosen, given.router)
     with pytest.raises(RequestError, match="choice"):
         call(given.x, given.chosen[:1], given.router)
+    with pytest.raises(RequestError, match="gate"):
+        call(given.x, given.chosen, given.router, given.gate[:1])
     with pytest.raises(RequestError, match="residual"):
         call(given.x, given.chosen, given.router, residual=given.residual[:1])
     with pytest.raises(RequestError, match="among the packed"):

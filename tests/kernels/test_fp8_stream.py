@@ -66,11 +66,14 @@ def test_a_call_launches_the_kernel_of_its_scales(kind: str, monkeypatch: pytest
         grid: tuple[int, int, int]
         block: tuple[int, int, int]
         arguments: int
+        constants: dict[int, int]
         shared_bytes: int
         dependent: bool
 
         def call(self, _stream: int, *arguments: int) -> None:
-            found.append((self, arguments))
+            given, constants = iter(arguments), self.constants
+            values = (constants[i] if i in constants else next(given) for i in range(self.arguments))
+            found.append((self, tuple(values)))
 
     def compile_many(wanted: Sequence[Wanted], _index: int) -> tuple[Any, ...]:
         return tuple(SimpleNamespace(target="sm_90a", wanted=one) for one in wanted)

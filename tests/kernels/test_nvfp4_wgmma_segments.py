@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
+from vtensors_kernels.nvfp4.warpgroup_form import SHARED_BYTES
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
     MAX_TOKENS,
     SEGMENTS,
-    SHARED_BYTES,
     WIDTHS,
     SegmentsForm,
     candidates,

@@ -78,7 +78,7 @@ def test_kernels_of_each_op_are_timed_and_more_bytes_take_longer() -> None:
     for name, owned in default_plugins().registry.kernels.items():
         kernel = owned.record
         scheme = "nvfp4" if "nvfp4" in kernel.schemes or "*" in kernel.schemes else kernel.schemes[0]
-        two = kernel.op.endswith(("swiglu", "linears"))
+        two, mixture = kernel.op.endswith(("swiglu", "linears")), kernel.op == "experts"
         for n in (2048, 65536):
             request = KernelRequest(
                 op=kernel.op,
@@ -88,8 +88,10 @@ def test_kernels_of_each_op_are_timed_and_more_bytes_take_longer() -> None:
                 capability=capability,
                 dtype="bfloat16",
                 shape=(n, 2048),
-                parts=(n // 2, n // 2) if two else (n,),
+                parts=(n // 2, n // 2, 2048) if mixture else (n // 2, n // 2) if two else (n,),
                 tokens=kernel.tokens,
+                experts=4 if mixture else 0,
+                chosen=2 if mixture else 0,
             )
             if kernel.refuse(request) is None:
                 times[name, n] = measure(kernel, request)

@@ -60,7 +60,8 @@ class KernelSpec:
     number or a function of the request; lower wins; the reference is last.
     probe: launches exactly what bind would for the request on a small random weight and raises where it fails
     or disagrees with the reference. fingerprint: request -> what a stored verdict of that probe depends on
-    besides device and driver (source, options, toolkit). Both None: nothing to probe.
+    besides device and driver (source, options, toolkit). Without a probe a kernel is trusted, and said to be *not
+    self-tested*; `VT_STRICT=untested` refuses it on a GPU. A reference needs none.
     """
 
     name: str
@@ -78,10 +79,15 @@ class KernelSpec:
     probe: Callable[[KernelRequest], None] | None = None
     fingerprint: Callable[[KernelRequest], str] | None = None
 
+    @property
+    def untested(self) -> bool:
+        """Whether nothing holds its results against a reference before it is used."""
+        return self.probe is None and self.numerics != "reference"
+
 
 @attrs.frozen(kw_only=True)
 class Switch:
-    """An environment variable. kind: `bool`, `str`, `path`, `names`; accepted: allowed words, if closed."""
+    """An environment variable. kind: `bool`, `str`, `path`, `names`, `seconds`; accepted: allowed words, if closed."""
 
     name: str
     kind: str

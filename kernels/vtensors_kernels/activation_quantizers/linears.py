@@ -21,7 +21,7 @@ from vtensors_kernels.activation_quantizers.fp8 import FP8Quantizer, Scaling, Wr
 from vtensors_kernels.compiling.architectures import COMPILED, RUN
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.fp8.packed import PackedFP8, Scales
-from vtensors_kernels.nvfp4.activations import output_for
+from vtensors_kernels.nvfp4.activations import output_for, residual_for
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.stream import StreamLinear
 from vtensors_kernels.nvfp4.stream_form import rules_of, shared_limit
@@ -141,16 +141,7 @@ class QuantizedStream:
             raise RequestError(
                 "too many tokens for this kernel", seen=str(m), accepted=f"at most {self._most}"
             )
-        if self._adds != (residual is not None):
-            raise RequestError("a residual goes with linear_add and with nothing else")
-        if residual is not None:
-            if residual.shape != out.shape or residual.dtype != out.dtype or residual.device != out.device:
-                raise RequestError(
-                    "the residual does not fit",
-                    seen=f"{residual.dtype} {list(residual.shape)} on {residual.device}",
-                    accepted=f"{out.dtype} {list(out.shape)} on {out.device}",
-                )
-            residual = residual.contiguous()
+        residual = residual_for(rows, (m, self._columns), stream.dtype, residual, wanted=self._adds)
         for first, count in stream.chunks(m):
             end = first + count
             stream.run(

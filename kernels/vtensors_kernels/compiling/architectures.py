@@ -19,6 +19,8 @@ TARGETS: dict[tuple[int, int], str] = {
     (12, 0): "sm_120a",
     (12, 1): "sm_121a",
 }
+# The first with bfloat16 matrix instructions.
+OLDEST = (8, 0)
 # What every kernel must compile for; those that were never run are documented as *compiled, not run*.
 COMPILED = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 RUN = ("sm_90a",)
@@ -45,7 +47,7 @@ def target_of(capability: tuple[int, int]) -> str:
 
     Raises RequestError below sm_80, which has no bfloat16 matrix instructions.
     """
-    if capability < (8, 0):
+    if capability < OLDEST:
         raise RequestError(
             "the GPU is too old",
             seen=f"compute capability {capability[0]}.{capability[1]}",

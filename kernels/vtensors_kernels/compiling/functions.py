@@ -10,8 +10,10 @@ import attrs
 import torch
 
 from vtensors.plugin_candidates import own_version
+from vtensors.self_test_runs import preparing
 from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.compiling.cubin_cache import CubinCache, cache_key, default_cache_folder
+from vtensors_kernels.compiling.known_bad import tell_known_bad
 from vtensors_kernels.compiling.launch import DeviceFunction, load_function
 from vtensors_kernels.compiling.nvrtc import CompileError, Toolkit, compile_source, find_toolkit, options_of
 from vtensors_kernels.compiling.sources import load_source
@@ -50,7 +52,7 @@ def compile_many(wanted: Sequence[Wanted], device_index: int) -> tuple[DeviceFun
     """
     target = _target(device_index)
     images = dict.fromkeys((one.source, tuple(sorted(one.defines))) for one in wanted)
-    with ThreadPoolExecutor(max_workers=COMPILE_THREADS) as pool:
+    with preparing(), ThreadPoolExecutor(max_workers=COMPILE_THREADS) as pool:
         for done in [pool.submit(_image, source, target, defines) for source, defines in images]:
             done.result()
     return tuple(
@@ -70,7 +72,7 @@ def fingerprint(source: str, defines: Mapping[str, int], capability: tuple[int, 
     Source text, options, toolkit and library version: the key of the cubin cache.
     """
     options = options_of(target_of(capability), defines)
-    return cache_key(load_source(source).text, options, _toolkit().name, own_version())
+    return cache_key(load_source(source).text, options, _toolkit().key, own_version())
 
 
 @lru_cache(maxsize=512)
@@ -78,7 +80,9 @@ def _function(
     source: str, name: str, device_index: int, defines: Defines, shared_bytes: int
 ) -> DeviceFunction:
     target = _target(device_index)
-    image = _image(source, target, defines)
+    with preparing():
+        image = _image(source, target, defines)
+        tell_known_bad(_toolkit().version, target)
     with torch.cuda.device(device_index):
         return load_function(image, name, target, shared_bytes=shared_bytes)
 
@@ -86,7 +90,7 @@ def _function(
 @lru_cache(maxsize=512)
 def _image(source: str, target: str, defines: Defines) -> bytes:
     toolkit, text = _toolkit(), load_source(source)
-    key = cache_key(text.text, options_of(target, dict(defines)), toolkit.name, own_version())
+    key = cache_key(text.text, options_of(target, dict(defines)), toolkit.key, own_version())
     cache = CubinCache(folder=default_cache_folder() / "cubin")
     image, _ = cache.get(key, lambda: compile_source(text, target, dict(defines), toolkit))
     return image

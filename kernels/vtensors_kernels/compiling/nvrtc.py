@@ -10,6 +10,7 @@ import attrs
 
 from vtensors.errors import VtensorsError
 from vtensors_kernels.compiling.architectures import macro_of
+from vtensors_kernels.compiling.known_bad import installed_build, known_bad
 from vtensors_kernels.compiling.sources import Source
 
 _NEWER = "install a newer nvidia-cuda-nvrtc (pip install -U vtensors[cuda13])"
@@ -22,15 +23,28 @@ class CompileError(VtensorsError):
 
 @attrs.frozen(kw_only=True)
 class Toolkit:
-    """The NVRTC in use. version: (major, minor). targets: the numbers it knows, such as 90 or 121."""
+    """The NVRTC in use. version: (major, minor). targets: the numbers it knows, such as 90 or 121.
+
+    build: of the installed package of that version, None where there is none.
+    """
 
     version: tuple[int, int]
     targets: tuple[int, ...]
+    build: int | None = None
 
     @property
     def name(self) -> str:
-        """For messages and cache keys: `NVRTC 13.0`."""
+        """For messages: `NVRTC 13.0`."""
         return f"NVRTC {self.version[0]}.{self.version[1]}"
+
+    @property
+    def key(self) -> str:
+        """For keys of caches: a patch release that mends what was miscompiled compiles anew."""
+        return self.name if self.build is None else f"{self.name}.{self.build}"
+
+    def doubt(self, target: str) -> str | None:
+        """What is known against it for the target, in a line; None where nothing is."""
+        return known_bad(self.version, target, self.build)
 
     def knows(self, target: str) -> bool:
         """Whether it compiles for the target."""
@@ -48,7 +62,9 @@ def find_toolkit() -> Toolkit | str:
     except ImportError as problem:
         return f"cupy is not installed ({problem}); install vtensors[cuda13] or vtensors[cuda12]"
     try:
-        return Toolkit(version=tuple(nvrtc.getVersion()), targets=tuple(nvrtc.getSupportedArchs()))
+        major, minor = nvrtc.getVersion()
+        build = installed_build((major, minor))
+        return Toolkit(version=(major, minor), targets=tuple(nvrtc.getSupportedArchs()), build=build)
     except Exception as problem:  # CuPy raises its own loader errors of several types
         return f"NVRTC cannot be loaded ({type(problem).__name__}: {str(problem).splitlines()[0]})"
 

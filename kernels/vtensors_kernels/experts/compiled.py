@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from itertools import product
 
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.experts.form import ExpertsForm, form_for, group_bytes, targets_by_most_experts
+from vtensors_kernels.experts.form import (
+    MOST_DOWN_BYTES,
+    ExpertsForm,
+    down_form,
+    form_for,
+    group_bytes,
+    targets_by_most_experts,
+)
 from vtensors_kernels.fp8.packed import Scales
 from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.packed_matrix import PackedFormat
@@ -60,17 +67,21 @@ def _linear(packed_format: PackedFormat, f16: int, k: int, epilogue: int, *, man
         defines=linear_defines(form, packed_format, f16, epilogue),
         hot=True,
         expects=("mma",),
-        shared_bytes=form.shared_bytes(form.most_tiles),
+        shared_bytes=form.most_shared_bytes,
     )
 
 
 def _down(packed_format: PackedFormat, f16: int, k: int) -> Instantiation:
-    form, (source, function) = (
-        form_for(k, packed_format.block_bytes, many=False),
-        sources_of(packed_format)[1],
-    )
+    form, (source, function) = down_form(k, packed_format.block_bytes), sources_of(packed_format)[1]
     defines = down_defines(form, packed_format, f16)
-    return Instantiation(source=source, function=function, defines=defines, hot=True, expects=("mma",))
+    return Instantiation(
+        source=source,
+        function=function,
+        defines=defines,
+        hot=True,
+        expects=("mma",),
+        shared_bytes=MOST_DOWN_BYTES,
+    )
 
 
 INSTANTIATIONS = (

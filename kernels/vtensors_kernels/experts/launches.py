@@ -1,7 +1,7 @@
 """The grouped experts of a layer on a CUDA device: silu(gate) * up of every chosen expert, then the weighted downs.
 
     pairs (M * top)     launches
-    1..96               gate_up, down
+    1..96               gate_up, down (where a token's activations fit a block, else as below)
     ..256               gate_up, down into float32, finish
     more                group, gate_up, down into float32, finish, for every 2048 tokens (of up to 16 experts each)
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.launch import DeviceFunction, Launch
+from vtensors_kernels.experts.arguments import checked_column, checked_inputs, checked_rows
 from vtensors_kernels.experts.compiled import (
     FINISH,
     FINISH_COLUMNS,
@@ -29,9 +30,11 @@ from vtensors_kernels.experts.form import (
     GROUP_WARPS,
     MOST_EXPERTS,
     MOST_PAIRS,
-    MOST_SLOTS,
+    DownGrid,
     ExpertsTuning,
     LinearGrid,
+    down_form,
+    down_grid,
     form_for,
     group_bytes,
     linear_grid,
@@ -39,11 +42,9 @@ from vtensors_kernels.experts.form import (
 )
 from vtensors_kernels.experts.packed import PackedExperts
 from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
-from vtensors_kernels.nvfp4.packed import TILE_ROWS
-from vtensors_kernels.nvfp4.repack import aligned
 
 _READY = 64
-_LINEAR_ARGUMENTS, _DOWN_ARGUMENTS, _FINISH_ARGUMENTS, _GROUP_ARGUMENTS = 13, 15, 12, 6
+_LINEAR_ARGUMENTS, _DOWN_ARGUMENTS, _FINISH_ARGUMENTS, _GROUP_ARGUMENTS = 13, 17, 13, 6
 
 
 class GroupedExperts:
@@ -70,8 +71,10 @@ class GroupedExperts:
             many: tuple(given or form_for(k, size, many=many) for given, k in zip(tuned, widths, strict=True))
             for many, tuned in ((False, self._tuning.few), (True, self._tuning.many))
         }
+        self._direct_form = self._tuning.direct or down_form(packed.width, size)
         self._functions = self._compiled(dtype_defines(dtype)["VT_F16"])
         self._ready: dict[tuple[str, int, int], tuple[Launch, LinearGrid]] = {}
+        self._direct_ready: dict[tuple[int, int], tuple[Launch, DownGrid] | None] = {}
         # The kernels read weights without waiting for what was launched before, so they must be there for good.
         torch.cuda.current_stream(self.device).synchronize()
 
@@ -88,19 +91,20 @@ class GroupedExperts:
         """[M, K] of the dtype, rounded once.
 
         x: [M, K] of the dtype. chosen: [M, top] int32 (int64 is converted), experts of each token, every one different;
-        one that is none makes the token NaN. weights: [M, top] float32. gate: [M] or [M, 1] of the dtype, logits of
-        the shared expert's weight, or None: 1. shared: [M, K] of the dtype, the shared expert's output where it is not
-        among the packed ones. residual: [M, K] of the dtype. out: to write into, contiguous.
+        one that is none makes the token NaN. weights: [M, top] float32. gate: [M] or [M, 1] of the dtype, rows any
+        distance apart, logits of the shared expert's weight, or None: 1. shared: [M, K] of the dtype, the shared
+        expert's output where it is not among the packed ones. residual: [M, K] of the dtype. out: to write into,
+        contiguous.
         """
-        x, chosen, weights = self._checked(x, chosen, weights)
+        x, chosen, weights = checked_inputs(self.packed, self.dtype, x, chosen, weights)
         m = x.shape[0]
         out = output_for(x, (m, self.packed.hidden), self.dtype, out)
         if self.packed.shared and shared is not None:
             raise RequestError("the shared expert is among the packed ones; its output is not given")
         rest = (
-            self._beside(gate, m, 1, "gate"),
-            self._beside(shared, m, self.packed.hidden, "shared"),
-            self._beside(residual, m, self.packed.hidden, "residual"),
+            checked_column(self.packed, self.dtype, gate, m),
+            checked_rows(self.packed, self.dtype, shared, m, "shared"),
+            checked_rows(self.packed, self.dtype, residual, m, "residual"),
         )
         step = tokens_at_a_time(m, chosen.shape[1])
         for first in range(0, m, max(step, 1)):
@@ -130,10 +134,11 @@ class GroupedExperts:
         act = x.new_empty(m * slots, packed.width)
         self._linear("gate_up", stream, x, chosen, grouped, act)
         beside = tuple(0 if t is None else t.data_ptr() for t in rest)
-        if slots <= MOST_SLOTS and pairs <= self._tuning.direct_pairs and not many:
-            launch, _ = self._launch("direct", m, top)
+        stride = 0 if rest[0] is None else rest[0].stride(0)
+        direct = self._direct(m, top)
+        if direct is not None:
             down = packed.down
-            launch.call(
+            direct[0].call(
                 stream,
                 down.blocks.data_ptr(),
                 down.row_scale.data_ptr(),
@@ -142,12 +147,14 @@ class GroupedExperts:
                 weights.data_ptr(),
                 *beside,
                 out.data_ptr(),
+                stride,
                 m,
                 top,
                 packed.experts,
                 slots,
                 packed.hidden,
                 packed.width,
+                direct[1].tiles,
             )
             return
         y = x.new_empty(m * slots, packed.hidden, dtype=torch.float32)
@@ -160,6 +167,7 @@ class GroupedExperts:
             weights.data_ptr(),
             *beside,
             out.data_ptr(),
+            stride,
             m,
             top,
             packed.experts,
@@ -203,23 +211,39 @@ class GroupedExperts:
 
     def _made(self, kind: str, m: int, top: int) -> tuple[Launch, LinearGrid]:
         packed, many = self.packed, m * top > MOST_PAIRS
-        grid = self._grid("gate_up" if kind == "group" else kind, m, top)
+        grid = self._grid("down" if kind in ("down", "finish") else "gate_up", m, top)
         if kind in ("gate_up", "down"):
             function, threads = self._functions[kind, many], grid.form.threads
             return _made(function, grid.grid, threads, _LINEAR_ARGUMENTS, grid.shared_bytes), grid
-        if kind == "direct":
-            threads, blocks = self._forms[False][1].threads, (packed.hidden // TILE_ROWS, m, 1)
-            return _made(self._functions["direct", False], blocks, threads, _DOWN_ARGUMENTS), grid
         if kind == "finish":
             blocks = (-(-packed.hidden // (FINISH_COLUMNS * FINISH_THREADS)), m, 1)
             return _made(self._functions["finish", False], blocks, FINISH_THREADS, _FINISH_ARGUMENTS), grid
         function, shared = self._functions["group", True], group_bytes(packed.experts)
         return _made(function, (1, 1, 1), 32 * GROUP_WARPS, _GROUP_ARGUMENTS, shared), grid
 
+    def _direct(self, m: int, top: int) -> tuple[Launch, DownGrid] | None:
+        """The launch that makes m tokens' outputs from their activations; None where there is none."""
+        if m * top > min(MOST_PAIRS, self._tuning.direct_pairs):
+            return None
+        if (m, top) not in self._direct_ready:
+            grid, threads = self._down_grid(m, top), self._direct_form.threads
+            made = None
+            if grid is not None:
+                function = self._functions["direct", False]
+                made = _made(function, grid.grid, threads, _DOWN_ARGUMENTS, grid.shared_bytes), grid
+            self._direct_ready[m, top] = made
+        return self._direct_ready[m, top]
+
+    def _down_grid(self, m: int, top: int) -> DownGrid | None:
+        packed, tiles = self.packed, self._tuning.tiles[1]
+        slots = top + packed.shared
+        return down_grid(self._direct_form, packed.hidden, packed.width, m, slots, self._count, tiles=tiles)
+
     def _grid(self, kind: str, m: int, top: int) -> LinearGrid:
-        index, many = int(kind != "gate_up"), m * top > MOST_PAIRS
+        index, many = int(kind == "down"), m * top > MOST_PAIRS
+        form = self._forms[many][index]
         return linear_grid(
-            self._forms[many][index],
+            form,
             self._rows(kind),
             m,
             top,
@@ -227,8 +251,13 @@ class GroupedExperts:
             self._count,
             many=many,
             shared=self.packed.shared,
-            tiles=self._tuning.tiles[index],
+            tiles=self._tiles(index, many=many),
+            most=form.most_tiles_at_a_time(self._functions[kind, many].target),
         )
+
+    def _tiles(self, index: int, *, many: bool) -> int | None:
+        """Row tiles of a block that the tuning asks for; of many tokens where it gives their form as well."""
+        return None if many and self._tuning.many[index] is None else self._tuning.tiles[index]
 
     def _compiled(self, f16: int) -> dict[tuple[str, bool], DeviceFunction]:
         packed_format = self.packed.format
@@ -240,9 +269,11 @@ class GroupedExperts:
                     source=linear,
                     name=function,
                     defines=tuple(linear_defines(form, packed_format, f16, epilogue).items()),
-                    shared_bytes=form.shared_bytes(form.most_tiles),
+                    shared_bytes=max(
+                        form.most_shared_bytes, form.shared_bytes(self._tiles(epilogue, many=many) or 0)
+                    ),
                 )
-        defines = down_defines(self._forms[False][1], packed_format, f16)
+        defines = down_defines(self._direct_form, packed_format, f16)
         wanted["direct", False] = Wanted(source=down, name=direct, defines=tuple(defines.items()))
         wanted["finish", False] = Wanted(source=FINISH[0], name=FINISH[1], defines=(("VT_F16", f16),))
         # No more than is needed: not every device has what the most experts would take.
@@ -250,39 +281,6 @@ class GroupedExperts:
         wanted["group", True] = Wanted(source=GROUP[0], name=GROUP[1], shared_bytes=own)
         found = compile_many(tuple(wanted.values()), self.device.index or 0)
         return dict(zip(wanted, found, strict=True))
-
-    def _checked(self, x: Tensor, chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        k, device = self.packed.hidden, self.device
-        if x.dim() != 2 or x.shape[1] != k or x.dtype != self.dtype or x.device != device:
-            raise RequestError(
-                "the input does not fit the experts",
-                seen=f"{x.dtype} {list(x.shape)} on {x.device}",
-                accepted=f"{self.dtype} [M, {k}] on {device}",
-            )
-        shape = x.shape[0], chosen.shape[-1]
-        fits = chosen.shape == shape and weights.shape == shape and 1 <= shape[1] <= self.packed.experts
-        kinds = chosen.dtype in (torch.int32, torch.int64) and weights.dtype == torch.float32
-        if not fits or not kinds or chosen.device != device or weights.device != device:
-            raise RequestError(
-                "the choice of experts does not fit",
-                seen=f"{chosen.dtype} {list(chosen.shape)} on {chosen.device}, "
-                f"{weights.dtype} {list(weights.shape)} on {weights.device}",
-                accepted=f"int32 or int64, and float32, [{x.shape[0]}, top] on {device}, "
-                f"top 1..{self.packed.experts}",
-            )
-        return aligned(x, 16), aligned(chosen.to(torch.int32), 4), aligned(weights, 4)
-
-    def _beside(self, tensor: Tensor | None, m: int, columns: int, what: str) -> Tensor | None:
-        """The tensor as [M, columns] contiguous, or None. Raises RequestError where it does not fit."""
-        if tensor is None:
-            return None
-        if tensor.dtype != self.dtype or tensor.device != self.device or tensor.numel() != m * columns:
-            raise RequestError(
-                f"the {what} does not fit",
-                seen=f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}",
-                accepted=f"{self.dtype} [{m}, {columns}] on {self.device}",
-            )
-        return aligned(tensor, 8 if columns > 1 else 2).reshape(m, columns)
 
 
 def _made(

@@ -12,6 +12,7 @@ from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight, MXFP8Weight, NVFP4Weight, e8m0
 from vtensors_formats.weight import Weight
 from vtensors_kernels.nvfp4.packed import TILE_ROWS
+from vtensors_kernels.nvfp4.repack import multiplier
 from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
 
 NVFP4_LAYOUT, FP8_LAYOUT = "nvfp4-packed-experts", "fp8-packed-experts"
@@ -121,7 +122,7 @@ def stacked(weights: Sequence[Weight]) -> NVFP4Weight | FP8Weight | MXFP8Weight:
         return NVFP4Weight(
             codes=torch.cat([weight.codes for weight in alike]),
             block_scale=_cat([weight.block_scale for weight in alike]),
-            global_scale=_per_row([_multiplier(weight) for weight in alike], first.shape[0]),
+            global_scale=_per_row([multiplier(weight) for weight in alike], first.shape[0]),
         )
     if isinstance(first, MXFP8Weight):
         own = [weight for weight in weights if isinstance(weight, MXFP8Weight)]
@@ -149,15 +150,6 @@ def _packed(
     gate_up: PackedMatrix, down: PackedMatrix, weights: Sequence[Weight], experts: int
 ) -> PackedExperts:
     return PackedExperts(gate_up=gate_up, down=down, experts=experts, shared=len(weights) > 3 * experts)
-
-
-def _multiplier(weight: NVFP4Weight) -> Tensor:
-    """[] or [N, 1] float32; of a divisor 1 / divisor in float64, rounded once."""
-    if weight.global_scale is not None:
-        return weight.global_scale
-    if weight.global_divisor is None:
-        raise RequestError("an NVFP4 weight without a global scale")
-    return (1.0 / weight.global_divisor.double()).float()
 
 
 def _per_row(scales: Sequence[Tensor], rows: int) -> Tensor:

@@ -14,7 +14,7 @@ from vtensors.records import KernelRequest
 from vtensors_formats.weight import Weight
 from vtensors_kernels.compiling.functions import fingerprint
 from vtensors_kernels.experts.compiled import FINISH, GROUP, down_defines, linear_defines, sources_of
-from vtensors_kernels.experts.form import DIRECT_PAIRS, MOST_PAIRS, form_for
+from vtensors_kernels.experts.form import DIRECT_PAIRS, MOST_PAIRS, down_form, form_for
 from vtensors_kernels.experts.launches import GroupedExperts
 from vtensors_kernels.experts.packed import pack_experts
 from vtensors_kernels.fp8.packed import SCALES_OF
@@ -44,7 +44,8 @@ def probe_experts(request: KernelRequest) -> None:
     chosen = order.to(torch.int32).to(request.device)
     router = torch.rand(most, top, generator=source)
     router = (router / router.sum(-1, keepdim=True)).to(request.device)
-    gate = torch.randn(most, 1, generator=source).to(dtype).to(request.device)
+    # A column of wider rows, as a router's linear makes it.
+    gate = torch.randn(most, 3, generator=source).to(dtype).to(request.device)[:, 1:2]
     beside = torch.randn(most, k, generator=source).to(dtype).to(request.device)
     given = None if shared else beside
 
@@ -78,7 +79,7 @@ def fingerprint_experts(request: KernelRequest) -> str:
             form = form_for(columns, packed_format.block_bytes, many=many)
             defines = linear_defines(form, packed_format, f16, epilogue)
             found.append(fingerprint(linear, defines, capability))
-    form = form_for(n // 2, packed_format.block_bytes, many=False)
+    form = down_form(n // 2, packed_format.block_bytes)
     return " ".join((*found, fingerprint(down, down_defines(form, packed_format, f16), capability)))
 
 

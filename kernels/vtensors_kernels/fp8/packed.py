@@ -7,7 +7,7 @@ import enum
 import attrs
 from torch import Tensor
 
-from vtensors_kernels.packed_matrix import PackedFormat
+from vtensors_kernels.packed_matrix import PackedFormat, bytes_of
 
 LAYOUT = "fp8-packed"
 # The same blocks with the rows of gate and up interleaved: what a SwiGLU reads, and nothing else.
@@ -84,5 +84,4 @@ class PackedFP8:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        small = sum(t.nbytes for t in (self.bias, self.pre_scale) if t is not None)
-        return self.blocks.nbytes + self.row_scale.nbytes + small
+        return bytes_of(self.blocks, self.row_scale, self.bias, self.pre_scale)

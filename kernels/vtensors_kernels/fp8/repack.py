@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from vtensors.errors import RequestError
-from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.fp8.packed import CODE_BYTES, PackedFP8
 from vtensors_kernels.fp8.scales import FP8, block_scales, row_scale, scales_of
-from vtensors_kernels.nvfp4.packed import TILE_ROWS, column_steps, row_tiles
-from vtensors_kernels.nvfp4.repack import aligned, biases, check_parts, row_values
+from vtensors_kernels.nvfp4.repack import (
+    aligned,
+    biases,
+    check_parts,
+    empty_blocks,
+    first_rows,
+    pre_scale_of,
+    repack_part,
+    row_values,
+)
 
-SOURCE = "common/repack_fp8.cu"
-INSTANTIATIONS = (Instantiation(source=SOURCE, function="repack_fp8"),)
-THREADS = 256
-_ROWS_PER_WARP = 8
-_WARPS = THREADS // 32
+KERNEL = "common/repack_fp8.cu", "repack_fp8"
+INSTANTIATIONS = (Instantiation(source=KERNEL[0], function=KERNEL[1]),)
 
 
 def pack_fp8(weights: Sequence[FP8], *, paired: bool = False) -> PackedFP8:
@@ -32,21 +32,22 @@ def pack_fp8(weights: Sequence[FP8], *, paired: bool = False) -> PackedFP8:
     Errors: those of `check_parts`; RequestError for other scales or off a CUDA device; CompileError, LaunchError.
     """
     check_parts(weights, paired=paired)
-    device = weights[0].device
-    if device.type != "cuda":
-        raise RequestError("weights are repacked on a CUDA device", seen=str(device), accepted="cuda")
     n, k = sum(part.shape[0] for part in weights), weights[0].shape[1]
     if k % 16:
         raise RequestError("the packed layout needs whole groups of 16 columns", seen=f"K = {k}")
     scales = scales_of(weights)
-    blocks = torch.empty(row_tiles(n), column_steps(k), scales.block_bytes, dtype=torch.uint8, device=device)
-    if n % TILE_ROWS:
-        blocks[-1].zero_()
+    blocks = empty_blocks(n, k, scales.block_bytes, weights[0].device)
     blocks[:, :, CODE_BYTES:] = block_scales(weights, paired=paired)
-    first = 0
-    for part in weights:
-        _launch(part, blocks, first, interleaved=paired)
-        first += _ROWS_PER_WARP if paired else part.shape[0]
+    for part, first in zip(weights, first_rows(weights, paired=paired), strict=True):
+        repack_part(
+            KERNEL,
+            (aligned(part.codes, 16),),
+            part.shape,
+            blocks,
+            first,
+            interleaved=paired,
+            last=scales.block_bytes,
+        )
     return PackedFP8(
         blocks=blocks,
         row_scale=row_values([row_scale(part) for part in weights], n, paired=paired),
@@ -54,19 +55,5 @@ def pack_fp8(weights: Sequence[FP8], *, paired: bool = False) -> PackedFP8:
         scales=scales,
         paired=paired,
         bias=biases(weights, n, paired=paired),
-        pre_scale=None if weights[0].pre_scale is None else weights[0].pre_scale.float().contiguous(),
+        pre_scale=pre_scale_of(weights),
     )
-
-
-def _launch(part: FP8, blocks: Tensor, first: int, *, interleaved: bool) -> None:
-    codes = aligned(part.codes, 16)
-    (n, k), device = part.shape, blocks.device.index or 0
-    warps = -(-n // _ROWS_PER_WARP) * column_steps(k)
-    launch = Launch(
-        function=compiled_function(SOURCE, "repack_fp8", device, {}),
-        grid=(-(-warps // _WARPS), 1, 1),
-        block=(THREADS, 1, 1),
-        arguments=7,
-    )
-    stream = current_stream(blocks.device)
-    launch.call(stream, codes.data_ptr(), blocks.data_ptr(), n, k, first, int(interleaved), blocks.shape[2])

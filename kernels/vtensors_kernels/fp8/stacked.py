@@ -11,7 +11,8 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight
 from vtensors_formats.activations import ActivationQuantizer
-from vtensors_kernels.nvfp4.repack import aligned, biases, check_parts
+from vtensors_kernels.nvfp4.repack import aligned, biases, check_parts, interleaved
+from vtensors_kernels.packed_matrix import bytes_of
 
 # What cuBLAS asks of both sides; what a block of scales spans.
 MULTIPLE, BLOCK = 16, 128
@@ -44,8 +45,7 @@ class StackedFP8:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        small = (self.row_scale, self.block_scale, self.bias, self.pre_scale)
-        return self.codes.nbytes + sum(tensor.nbytes for tensor in small if tensor is not None)
+        return bytes_of(self.codes, self.row_scale, self.block_scale, self.bias, self.pre_scale)
 
 
 def stack_fp8(weights: Sequence[FP8Weight], *, paired: bool = False) -> StackedFP8:
@@ -82,12 +82,7 @@ def _in_order(parts: Sequence[Tensor], *, paired: bool) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     plain = [part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part for part in parts]
-    if not paired:
-        joined = torch.cat(plain)
-    else:
-        eights = [part.reshape(-1, _PAIRED_ROWS, *part.shape[1:]) for part in plain]
-        joined = torch.stack(eights, dim=1).flatten(0, 2)
-    return joined.view(parts[0].dtype)
+    return (interleaved(plain) if paired else torch.cat(plain)).view(parts[0].dtype)
 
 
 def _row_scale(weights: Sequence[FP8Weight], *, paired: bool) -> Tensor | None:

@@ -1,4 +1,5 @@
-"""What NVFP4 launchers share: the input's check, pre-scale and macro; whether a launch may be a dependent one."""
+"""What launchers of linears share: checks of the input and of what goes with it, its pre-scale and macro; whether a
+launch may be a dependent one."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.architectures import macro_of
 from vtensors_kernels.compiling.launch import DeviceFunction
+from vtensors_kernels.nvfp4.repack import aligned
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -47,6 +49,59 @@ def output_for(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, out: Tenso
             accepted=f"{dtype} {list(shape)} on {x.device}, contiguous",
         )
     return out
+
+
+def residual_for(
+    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor | None, *, wanted: bool
+) -> Tensor | None:
+    """The residual as kernels read it: contiguous, of the output's shape and dtype, beside x; None where not wanted.
+
+    Raises RequestError where it does not fit, or where one is given but not wanted, or wanted but not given.
+    """
+    if (residual is not None) != wanted:
+        raise RequestError("a residual goes with linear_add and with nothing else")
+    if residual is None:
+        return None
+    check_residual(x, shape, dtype, residual)
+    return residual.contiguous()
+
+
+def check_residual(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor) -> None:
+    """Raises RequestError unless the residual has the output's shape and dtype and is beside x."""
+    if tuple(residual.shape) != shape or residual.dtype != dtype or residual.device != x.device:
+        raise RequestError(
+            "the residual does not fit",
+            seen=f"{residual.dtype} {list(residual.shape)} on {residual.device}",
+            accepted=f"{dtype} {list(shape)} on {x.device}",
+        )
+
+
+def gain_for(k: int, device: torch.device, gain: Tensor | None, *, wanted: bool) -> Tensor | None:
+    """A norm's gain as kernels read it: [K] float32 on the device, aligned to 16 bytes; None where not wanted.
+
+    Raises RequestError where it does not fit, or where one is given but not wanted, or wanted but not given.
+    """
+    if (gain is not None) != wanted:
+        raise RequestError("a gain goes with a norm and with nothing else")
+    if gain is None:
+        return None
+    if gain.shape != (k,) or gain.dtype != torch.float32 or gain.device != device:
+        raise RequestError(
+            "the gain does not fit",
+            seen=f"{gain.dtype} {list(gain.shape)} on {gain.device}",
+            accepted=f"torch.float32 [{k}] on {device}",
+        )
+    return aligned(gain, 16)
+
+
+def input_source(pre_scale: Tensor | None, *, norm: bool) -> str:
+    """What x goes through before it is multiplied: `norm`, `pre_scale` or `plain`.
+
+    Raises RequestError for a norm before a pre-scale: two roundings.
+    """
+    if norm and pre_scale is not None:
+        raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
+    return "norm" if norm else "plain" if pre_scale is None else "pre_scale"
 
 
 def may_depend(function: DeviceFunction) -> bool:

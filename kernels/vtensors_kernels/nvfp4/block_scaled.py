@@ -15,10 +15,10 @@ from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
+from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for, residual_for
 from vtensors_kernels.nvfp4.block_scaled_packing import BlockScaledNVFP4
 from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
-from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer
+from vtensors_kernels.nvfp4.quantize_activations import input_quantizer
 
 SOURCE, FUNCTION = "sm120/linear_nvfp4_w4a4.cu", "linear_nvfp4_w4a4"
 TARGETS = ("sm_120a", "sm_121a")
@@ -65,7 +65,14 @@ class BlockScaledLinear:
             raise RequestError(
                 "the matrix is packed for another op", seen=f"{epilogue}, paired rows: {weight.paired}"
             )
-        self._quantizer = input_quantizer(weight, dtype, output="fragments", norm=norm)
+        self._quantizer = input_quantizer(
+            weight.activation,
+            weight.shape[1],
+            dtype,
+            pre_scale=weight.pre_scale,
+            norm=norm,
+            output="fragments",
+        )
         self._weight, self._dtype, self._adds = weight, dtype, epilogue == "linear_add"
         n = weight.shape[0]
         self.out_features = n // 2 if weight.paired else n
@@ -94,7 +101,7 @@ class BlockScaledLinear:
         m = x.shape[0]
         fragments, _ = self._quantizer(x, gain, eps)
         out = output_for(x, (m, self.out_features), self._dtype, out)
-        residual = checked_residual(residual, out, wanted=self._adds)
+        residual = residual_for(x, (m, self.out_features), self._dtype, residual, wanted=self._adds)
         if m:
             weight = self._weight
             self._launch(m).call(
@@ -129,34 +136,3 @@ class BlockScaledLinear:
             arguments=_ARGUMENTS,
             dependent=may_depend(function),
         )
-
-
-def input_quantizer(
-    weight: BlockScaledNVFP4, dtype: torch.dtype, *, output: str, norm: bool
-) -> NVFP4Quantizer:
-    """The quantizer of the weight's input. Raises RequestError for a norm before a pre-scale: two roundings."""
-    if norm and weight.pre_scale is not None:
-        raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
-    return NVFP4Quantizer(
-        weight.activation,
-        weight.shape[1],
-        dtype,
-        source="norm" if norm else "plain" if weight.pre_scale is None else "pre_scale",
-        output=output,
-        pre_scale=weight.pre_scale,
-    )
-
-
-def checked_residual(residual: Tensor | None, out: Tensor, *, wanted: bool) -> Tensor | None:
-    """The residual as kernels read it. Raises RequestError where it does not fit the output, or is not wanted."""
-    if (residual is not None) != wanted:
-        raise RequestError("a residual goes with linear_add and with nothing else")
-    if residual is None:
-        return None
-    if residual.shape != out.shape or residual.dtype != out.dtype or residual.device != out.device:
-        raise RequestError(
-            "the residual does not fit",
-            seen=f"{residual.dtype} {list(residual.shape)} on {residual.device}",
-            accepted=f"{out.dtype} {list(out.shape)} on {out.device}",
-        )
-    return residual.contiguous()

@@ -13,11 +13,11 @@ from vtensors_formats import NVFP4Weight, e4m3
 from vtensors_formats.activations import FP4Activation
 from vtensors_kernels.nvfp4.packed import TILE_ROWS, column_steps, row_tiles
 from vtensors_kernels.nvfp4.quantize_activations import stored_global
-from vtensors_kernels.nvfp4.repack import biases, check_parts, row_values
+from vtensors_kernels.nvfp4.repack import biases, check_parts, interleaved, pre_scale_of, row_values
+from vtensors_kernels.packed_matrix import bytes_of
 
 LAYOUT, PAIRED_LAYOUT = "nvfp4-block-scaled", "nvfp4-block-scaled-pairs"
 BLOCK_BYTES = 1152
-_PAIR_ROWS = 8
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -41,8 +41,7 @@ class BlockScaledNVFP4:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        small = sum(t.nbytes for t in (self.bias, self.pre_scale) if t is not None)
-        return self.blocks.nbytes + self.row_scale.nbytes + small
+        return bytes_of(self.blocks, self.row_scale, self.bias, self.pre_scale)
 
 
 def pack_block_scaled(weights: Sequence[NVFP4Weight], *, paired: bool = False) -> BlockScaledNVFP4:
@@ -60,7 +59,7 @@ def pack_block_scaled(weights: Sequence[NVFP4Weight], *, paired: bool = False) -
         activation=activation_of(weights),
         paired=paired,
         bias=biases(weights, n, paired=paired),
-        pre_scale=None if weights[0].pre_scale is None else weights[0].pre_scale.float().contiguous(),
+        pre_scale=pre_scale_of(weights),
     )
 
 
@@ -111,7 +110,7 @@ def stacked(weights: Sequence[NVFP4Weight], *, paired: bool) -> tuple[Tensor, Te
     ]
     if not paired:
         return torch.cat(codes), torch.cat(scales)
-    return _interleaved(codes), _interleaved(scales)
+    return interleaved(codes), interleaved(scales)
 
 
 def operand_blocks(codes: Tensor, scales: Tensor) -> Tensor:
@@ -123,12 +122,6 @@ def operand_blocks(codes: Tensor, scales: Tensor) -> Tensor:
     operands = words.permute(0, 3, 4, 2, 6, 5, 1).contiguous().view(torch.uint8).view(tiles, steps, 1024)
     by_row = _padded(scales, rows, 8 * steps).view(tiles, 2, 8, steps, 8).permute(0, 3, 2, 1, 4)
     return torch.cat([operands, by_row.reshape(tiles, steps, 128)], dim=-1)
-
-
-def _interleaved(parts: Sequence[Tensor]) -> Tensor:
-    rows = -(-parts[0].shape[0] // _PAIR_ROWS) * _PAIR_ROWS
-    blocks = [_padded(part, rows, part.shape[1]).view(-1, _PAIR_ROWS, part.shape[1]) for part in parts]
-    return torch.stack(blocks, dim=1).flatten(0, 2)
 
 
 def _padded(values: Tensor, rows: int, columns: int) -> Tensor:

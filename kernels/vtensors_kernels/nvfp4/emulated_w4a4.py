@@ -12,13 +12,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.activations import FP4Activation
 from vtensors_kernels.nvfp4.block_scaled_packing import activation_of, both_global_scales
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
-from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer
+from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer, input_quantizer
 from vtensors_kernels.nvfp4.repack import pack, row_values
+from vtensors_kernels.packed_matrix import bytes_of
 
 LAYOUT, PAIRED_LAYOUT = "nvfp4-packed-w4a4", "nvfp4-packed-w4a4-pairs"
 # As `repack.row_scale`: packed blocks hold values / 256.
@@ -39,7 +39,7 @@ class EmulatedW4A4:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.packed.nbytes + (0 if self.pre_scale is None else self.pre_scale.nbytes)
+        return self.packed.nbytes + bytes_of(self.pre_scale)
 
 
 def pack_emulated(weights: Sequence[NVFP4Weight], *, paired: bool = False) -> EmulatedW4A4:
@@ -67,13 +67,11 @@ def widening_quantizer(weight: EmulatedW4A4, dtype: torch.dtype, *, norm: bool) 
 
     Raises RequestError for a norm before a pre-scale, which would round twice.
     """
-    if norm and weight.pre_scale is not None:
-        raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
-    return NVFP4Quantizer(
+    return input_quantizer(
         weight.activation,
         weight.packed.shape[1],
         dtype,
-        source="norm" if norm else "plain" if weight.pre_scale is None else "pre_scale",
-        output="widened",
         pre_scale=weight.pre_scale,
+        norm=norm,
+        output="widened",
     )

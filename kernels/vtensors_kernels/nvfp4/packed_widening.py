@@ -12,7 +12,6 @@ hands the same block to every layer; a larger matrix is cut at multiples of 16 r
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import attrs
 import torch
@@ -23,32 +22,22 @@ from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.cublas_products import float32_product, scaled_product
-from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, output_for, scaled_x
+from vtensors_kernels.nvfp4 import finish
+from vtensors_kernels.nvfp4.activations import check_residual, check_x, dtype_defines, output_for, scaled_x
+from vtensors_kernels.nvfp4.finish import Finish
 from vtensors_kernels.nvfp4.packed import FORMAT, TILE_ROWS
 from vtensors_kernels.packed_matrix import PackedMatrix
 
-FINISH_SOURCE = "common/finish_widened_nvfp4.cu"
 INSTANTIATIONS = (
     *(
         Instantiation(source=FORMAT.widen[0], function=FORMAT.widen[1], defines={"VT_F16": f16})
         for f16 in (0, 1)
     ),
-    *(
-        Instantiation(
-            source=FINISH_SOURCE,
-            function="finish_widened_nvfp4",
-            defines={"VT_F16": f16, "VT_SWIGLU": swiglu, "VT_SUMS16": swiglu and sums16},
-            hot=True,
-        )
-        for f16, (swiglu, sums16) in product((0, 1), ((0, 0), (1, 0), (1, 1)))
-    ),
+    *finish.INSTANTIATIONS,
 )
 SCRATCH_BYTES = 512 << 20
 _SMALLEST_SCRATCH = 2 << 20
-THREADS = 256
-_COLUMNS_PER_THREAD = 8
-# Enough blocks for any device; each takes every so-many-th token.
-_FINISH_BLOCKS = 1024
+_THREADS = 256
 
 
 def bind_linear(packed: PackedMatrix, dtype: torch.dtype) -> Callable[..., Tensor]:
@@ -99,8 +88,8 @@ class PackedWidener:
             function=compiled_function(
                 *packed.format.widen, device, {**dtype_defines(dtype), **dict(packed.format.defines)}
             ),
-            grid=(-(-warps * 32 // THREADS), 1, 1),
-            block=(THREADS, 1, 1),
+            grid=(-(-warps * 32 // _THREADS), 1, 1),
+            block=(_THREADS, 1, 1),
             arguments=4,
         )
 
@@ -117,7 +106,7 @@ class _Cut:
     """Whole tiles of rows. first, rows: in packed order. column, columns: what they become in the output."""
 
     widener: PackedWidener
-    finish: Launch
+    finish: Finish
     first: int
     column: int
     columns: int
@@ -160,7 +149,7 @@ class _PackedLinear:
             cuts.append(
                 _Cut(
                     widener=PackedWidener(packed, dtype, first, rows),
-                    finish=_finish(packed, dtype, width, paired=paired, sums16=sums16),
+                    finish=Finish.make(dtype, width, packed.blocks.device, swiglu=paired, sums16=sums16),
                     first=first,
                     column=column,
                     columns=width,
@@ -175,13 +164,7 @@ class _PackedLinear:
 
     def call_add(self, x: Tensor, residual: Tensor, out: Tensor | None = None) -> Tensor:
         """[M, columns] in the dtype, residual added before rounding."""
-        wanted = (x.shape[0], self.packed.shape[0])
-        if residual.shape != wanted or residual.dtype != self.dtype:
-            raise RequestError(
-                "the residual does not fit",
-                seen=f"{residual.dtype} {list(residual.shape)}",
-                accepted=f"{self.dtype} {list(wanted)}",
-            )
+        check_residual(x, (x.shape[0], self.packed.shape[0]), self.dtype, residual)
         return self._run(x, residual.contiguous(), out)
 
     def _run(self, x: Tensor, residual: Tensor | None, out: Tensor | None) -> Tensor:
@@ -209,33 +192,22 @@ class _PackedLinear:
         scaled_product(x, matrix, self.alpha or 1.0, add=add, out=target)
 
     def _by_kernel(self, x: Tensor, matrix: Tensor, residual: Tensor | None, out: Tensor, cut: _Cut) -> None:
-        rows, packed, stride = matrix.shape[0], self.packed, out.shape[1]
+        packed = self.packed
         if packed.paired and self.alpha is not None and packed.bias is None:
             sums = scaled_product(x, matrix, self.alpha)
             scale = 0
         else:
             sums = float32_product(x, matrix)
             scale = packed.row_scale.data_ptr() + 4 * cut.first
-        bias = 0 if packed.bias is None else packed.bias.data_ptr() + 4 * cut.first
-        added = 0 if residual is None else residual.data_ptr() + 2 * cut.column
-        to = out.data_ptr() + 2 * cut.column
-        vectors = int(stride % _COLUMNS_PER_THREAD == 0 and to % 16 == 0 and added % 16 == 0)
-        stream = current_stream(x.device)
-        cut.finish.call(
-            stream, sums.data_ptr(), scale, 0, bias, added, to, x.shape[0], rows, cut.columns, stride, vectors
+        cut.finish(
+            sums,
+            x.shape[0],
+            out.data_ptr() + 2 * cut.column,
+            out.shape[1],
+            row_scale=scale,
+            bias=0 if packed.bias is None else packed.bias.data_ptr() + 4 * cut.first,
+            residual=0 if residual is None else residual.data_ptr() + 2 * cut.column,
         )
-
-
-def _finish(packed: PackedMatrix, dtype: torch.dtype, columns: int, *, paired: bool, sums16: bool) -> Launch:
-    defines = {**dtype_defines(dtype), "VT_SWIGLU": int(paired), "VT_SUMS16": int(sums16)}
-    wide = -(-columns // (_COLUMNS_PER_THREAD * THREADS))
-    device = packed.blocks.device.index or 0
-    return Launch(
-        function=compiled_function(FINISH_SOURCE, "finish_widened_nvfp4", device, defines),
-        grid=(wide, -(-_FINISH_BLOCKS // wide), 1),
-        block=(THREADS, 1, 1),
-        arguments=11,
-    )
 
 
 def _scratch_bytes(wanted: int) -> int:

@@ -19,7 +19,7 @@ from vtensors_kernels.compiling.architectures import COMPILED
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
+from vtensors_kernels.nvfp4.activations import dtype_defines, gain_for, input_source, may_depend, output_for
 
 SOURCE, FUNCTION = "common/quantize_nvfp4.cu", "quantize_nvfp4"
 GROUP, FRAGMENT_BYTES = 16, 576
@@ -112,13 +112,15 @@ class NVFP4Quantizer:
     def __call__(self, x: Tensor, gain: Tensor | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor]:
         """x: [M, K] of the dtype, [M, 2 K] (gate, up) for swiglu. gain: [K] float32, and eps, with a norm."""
         x = self._checked(x)
+        gain = gain_for(self._k, self._global.device, gain, wanted=self._source == "norm")
+        factor = self._pre_scale if gain is None else gain
         m = x.shape[0]
         out, scales = self._outputs(x, m)
         if m:
             self._launch(m).call(
                 current_stream(x.device),
                 x.data_ptr(),
-                self._factor(gain),
+                0 if factor is None else factor.data_ptr(),
                 self._global.data_ptr(),
                 out.data_ptr(),
                 scales.data_ptr(),
@@ -144,19 +146,6 @@ class NVFP4Quantizer:
             return x
         x = x.contiguous()
         return x.clone() if x.data_ptr() % 16 else x
-
-    def _factor(self, gain: Tensor | None) -> int:
-        if (gain is not None) != (self._source == "norm"):
-            raise RequestError("a gain goes with a norm and with nothing else")
-        if gain is None:
-            return 0 if self._pre_scale is None else self._pre_scale.data_ptr()
-        if gain.shape != (self._k,) or gain.dtype != torch.float32 or gain.device != self._global.device:
-            raise RequestError(
-                "the gain does not fit",
-                seen=f"{gain.dtype} {list(gain.shape)} on {gain.device}",
-                accepted=f"torch.float32 [{self._k}] on {self._global.device}",
-            )
-        return gain.contiguous().data_ptr()
 
     def _outputs(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         if self._output == "widened":
@@ -185,6 +174,20 @@ class NVFP4Quantizer:
             arguments=_ARGUMENTS,
             dependent=may_depend(self._function),
         )
+
+
+def input_quantizer(
+    activation: FP4Activation,
+    k: int,
+    dtype: torch.dtype,
+    *,
+    pre_scale: Tensor | None,
+    norm: bool,
+    output: str,
+) -> NVFP4Quantizer:
+    """The quantizer of a weight's input. Raises RequestError for a norm before a pre-scale: two roundings."""
+    source = input_source(pre_scale, norm=norm)
+    return NVFP4Quantizer(activation, k, dtype, source=source, output=output, pre_scale=pre_scale)
 
 
 def stored_global(activation: FP4Activation) -> Tensor:

@@ -1,8 +1,12 @@
-"""NVFP4 weights as stored -> the packed layout, on a CUDA device; reference: `reference/nvfp4_packing.py`."""
+"""NVFP4 weights as stored -> the packed layout, on a CUDA device; reference: `reference/nvfp4_packing.py`.
+
+And what every packed layout is made by, whatever the format of its weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,8 +19,8 @@ from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, TILE_ROWS, PackedNVFP4, column_steps, row_tiles
 
-SOURCE = "common/repack_nvfp4.cu"
-INSTANTIATIONS = (Instantiation(source=SOURCE, function="repack_nvfp4"),)
+KERNEL = "common/repack_nvfp4.cu", "repack_nvfp4"
+INSTANTIATIONS = (Instantiation(source=KERNEL[0], function=KERNEL[1]),)
 THREADS = 256
 _ROWS_PER_WARP = 8
 _WARPS = THREADS // 32
@@ -30,25 +34,72 @@ def pack(weights: Sequence[NVFP4Weight], *, paired: bool = False) -> PackedNVFP4
     Errors: those of `check_parts`; RequestError off a CUDA device; CompileError, LaunchError.
     """
     check_parts(weights, paired=paired)
-    device = weights[0].device
-    if device.type != "cuda":
-        raise RequestError("weights are repacked on a CUDA device", seen=str(device), accepted="cuda")
     n, k = sum(part.shape[0] for part in weights), weights[0].shape[1]
-    blocks = torch.empty(row_tiles(n), column_steps(k), BLOCK_BYTES, dtype=torch.uint8, device=device)
-    if n % TILE_ROWS:
-        blocks[-1].zero_()
-    first = 0
-    for part in weights:
-        _launch(part, blocks, first, interleaved=paired)
-        first += _ROWS_PER_WARP if paired else part.shape[0]
+    blocks = empty_blocks(n, k, BLOCK_BYTES, weights[0].device)
+    for part, first in zip(weights, first_rows(weights, paired=paired), strict=True):
+        repack_part(
+            KERNEL,
+            (aligned(part.codes, 8), aligned(part.block_scale, 1)),
+            part.shape,
+            blocks,
+            first,
+            interleaved=paired,
+            last=part.group,
+        )
     return PackedNVFP4(
         blocks=blocks,
         row_scale=row_values([row_scale(part) for part in weights], n, paired=paired),
         shape=(n, k),
         paired=paired,
         bias=biases(weights, n, paired=paired),
-        pre_scale=None if weights[0].pre_scale is None else weights[0].pre_scale.float().contiguous(),
+        pre_scale=pre_scale_of(weights),
     )
+
+
+def empty_blocks(n: int, k: int, block_bytes: int, device: torch.device) -> Tensor:
+    """[ceil(N / 16), ceil(K / 128), block_bytes] uint8, the last tile zeros where rows do not fill it.
+
+    Raises RequestError off a CUDA device.
+    """
+    if device.type != "cuda":
+        raise RequestError("weights are repacked on a CUDA device", seen=str(device), accepted="cuda")
+    blocks = torch.empty(row_tiles(n), column_steps(k), block_bytes, dtype=torch.uint8, device=device)
+    if n % TILE_ROWS:
+        blocks[-1].zero_()
+    return blocks
+
+
+def first_rows(weights: Sequence[Weight], *, paired: bool) -> tuple[int, ...]:
+    """The packed row of each part's row 0, as `cuda/include/repack_place.cuh` counts."""
+    rows = [_ROWS_PER_WARP if paired else part.shape[0] for part in weights]
+    return tuple(accumulate(rows[:-1], initial=0))
+
+
+def repack_part(
+    kernel: tuple[str, str],
+    stored: Sequence[Tensor],
+    shape: tuple[int, int],
+    blocks: Tensor,
+    first: int,
+    *,
+    interleaved: bool,
+    last: int,
+) -> None:
+    """One part into its rows of the blocks, on torch's current stream.
+
+    kernel: source and function. stored: what it reads, aligned as it says. first, interleaved: see `first_rows`.
+    last: its last argument. Errors: CompileError, LaunchError.
+    """
+    n, k = shape
+    warps = -(-n // _ROWS_PER_WARP) * column_steps(k)
+    launch = Launch(
+        function=compiled_function(*kernel, blocks.device.index or 0, {}),
+        grid=(-(-warps // _WARPS), 1, 1),
+        block=(THREADS, 1, 1),
+        arguments=len(stored) + 6,
+    )
+    addresses = (tensor.data_ptr() for tensor in (*stored, blocks))
+    launch.call(current_stream(blocks.device), *addresses, n, k, first, int(interleaved), last)
 
 
 def check_parts(weights: Sequence[Weight], *, paired: bool) -> None:
@@ -79,13 +130,29 @@ def check_parts(weights: Sequence[Weight], *, paired: bool) -> None:
 
 
 def row_scale(weight: NVFP4Weight) -> Tensor:
-    """[N] float32: 256 times each row's global scale; of a divisor 1 / divisor in float64, rounded once."""
-    stored = weight.global_scale
-    if stored is None:
-        if weight.global_divisor is None:
-            raise RequestError("an NVFP4 weight without a global scale")
-        stored = (1.0 / weight.global_divisor.double()).float()
-    return (stored.float() * 256.0).reshape(-1).expand(weight.shape[0])
+    """[N] float32: 256 times each row's global scale, as `multiplier` has it."""
+    return (multiplier(weight).float() * 256.0).reshape(-1).expand(weight.shape[0])
+
+
+def multiplier(weight: NVFP4Weight) -> Tensor:
+    """[] or [N, 1] float32: the global scale; of a divisor 1 / divisor in float64, rounded once.
+
+    That is within half an ULP of what dividing would give. Raises RequestError for a weight without either.
+    """
+    if weight.global_scale is not None:
+        return weight.global_scale
+    if weight.global_divisor is None:
+        raise RequestError("an NVFP4 weight without a global scale")
+    return (1.0 / weight.global_divisor.double()).float()
+
+
+def interleaved(parts: Sequence[Tensor]) -> Tensor:
+    """[parts * N', ...] of parts [N, ...]: eight rows of each in turn. N' is N up to a multiple of 8, rows of zeros."""
+    more = -parts[0].shape[0] % _ROWS_PER_WARP
+    if more:
+        parts = [torch.cat([part, part.new_zeros(more, *part.shape[1:])]) for part in parts]
+    eights = [part.reshape(-1, _ROWS_PER_WARP, *part.shape[1:]) for part in parts]
+    return torch.stack(eights, dim=1).flatten(0, 2)
 
 
 def row_values(parts: Sequence[Tensor], n: int, *, paired: bool) -> Tensor:
@@ -93,9 +160,7 @@ def row_values(parts: Sequence[Tensor], n: int, *, paired: bool) -> Tensor:
     if not paired:
         flat = torch.cat([part.float() for part in parts])
         return torch.nn.functional.pad(flat, (0, row_tiles(n) * TILE_ROWS - n))
-    padding = row_tiles(n) * 8 - parts[0].shape[0]
-    halves = [torch.nn.functional.pad(part.float(), (0, padding)).reshape(-1, 8) for part in parts]
-    return torch.stack(halves, dim=1).reshape(-1)
+    return interleaved([part.float() for part in parts])
 
 
 def biases(weights: Sequence[Weight], n: int, *, paired: bool) -> Tensor | None:
@@ -107,22 +172,13 @@ def biases(weights: Sequence[Weight], n: int, *, paired: bool) -> Tensor | None:
     return row_values(filled, n, paired=paired)
 
 
+def pre_scale_of(weights: Sequence[Weight]) -> Tensor | None:
+    """[K] float32, contiguous: that of the first part, since parts of one matrix have one; None where it has none."""
+    stored = weights[0].pre_scale
+    return None if stored is None else stored.float().contiguous()
+
+
 def aligned(tensor: Tensor, alignment: int) -> Tensor:
     """The tensor contiguous and at a multiple of alignment bytes, copied only where it is not."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % alignment else tensor
-
-
-def _launch(part: NVFP4Weight, blocks: Tensor, first: int, *, interleaved: bool) -> None:
-    codes, scales = aligned(part.codes, 8), aligned(part.block_scale, 1)
-    (n, k), device = part.shape, blocks.device.index or 0
-    warps = -(-n // _ROWS_PER_WARP) * column_steps(k)
-    launch = Launch(
-        function=compiled_function(SOURCE, "repack_nvfp4", device, {}),
-        grid=(-(-warps // _WARPS), 1, 1),
-        block=(THREADS, 1, 1),
-        arguments=8,
-    )
-    stream = current_stream(blocks.device)
-    addresses = codes.data_ptr(), scales.data_ptr(), blocks.data_ptr()
-    launch.call(stream, *addresses, n, k, first, int(interleaved), part.group)

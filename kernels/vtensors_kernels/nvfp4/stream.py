@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors_kernels.nvfp4.activations import output_for
-from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.nvfp4.activations import gain_for, input_source, output_for, residual_for
 from vtensors_kernels.nvfp4.stored import LargestPicker
 from vtensors_kernels.nvfp4.stream_form import StreamForm
 from vtensors_kernels.nvfp4.stream_launches import EPILOGUES, PROLOGUES, StreamLaunches
@@ -39,7 +38,8 @@ class StreamLinear:
         if epilogue not in ("linear", "linear_add", "linear_swiglu") or prologue not in (None, "norm"):
             raise RequestError("no such variant", seen=f"{epilogue}, {prologue}")
         self._adds, self._norm = epilogue == "linear_add", prologue == "norm"
-        variant = EPILOGUES[epilogue], _prologue(packed, norm=self._norm)
+        source = input_source(packed.pre_scale, norm=self._norm)
+        variant = EPILOGUES[epilogue], PROLOGUES[source]
         self._stream = StreamLaunches(packed, dtype, variant, rows=rows, clusters=clusters)
         n = packed.shape[0]
         self.out_features = n // 2 if epilogue == "linear_swiglu" else n
@@ -71,9 +71,9 @@ class StreamLinear:
         else:
             output_for(x, (m, columns), stream.dtype, out)
         if self._adds or residual is not None:
-            residual = self._residual(residual, out)
+            residual = residual_for(x, (m, columns), stream.dtype, residual, wanted=self._adds)
         if self._norm or gain is not None:
-            gain = self._checked_gain(gain)
+            gain = gain_for(stream.packed.shape[1], stream.device, gain, wanted=self._norm)
         from_x, from_residual = x.data_ptr(), 0 if residual is None else residual.data_ptr()
         from_gain, to = 0 if gain is None else gain.data_ptr(), out.data_ptr()
         if 0 < m <= stream.most:
@@ -93,29 +93,6 @@ class StreamLinear:
             )
         return out
 
-    def _residual(self, residual: Tensor | None, out: Tensor) -> Tensor:
-        if residual is None or not self._adds:
-            raise RequestError("a residual goes with linear_add and with nothing else")
-        if residual.shape != out.shape or residual.dtype != out.dtype or residual.device != out.device:
-            raise RequestError(
-                "the residual does not fit",
-                seen=f"{residual.dtype} {list(residual.shape)} on {residual.device}",
-                accepted=f"{out.dtype} {list(out.shape)} on {out.device}",
-            )
-        return residual.contiguous()
-
-    def _checked_gain(self, gain: Tensor | None) -> Tensor:
-        k, device = self._stream.packed.shape[1], self._stream.device
-        if gain is None or not self._norm:
-            raise RequestError("a gain goes with a norm and with nothing else")
-        if gain.shape != (k,) or gain.dtype != torch.float32 or gain.device != device:
-            raise RequestError(
-                "the gain does not fit",
-                seen=f"{gain.dtype} {list(gain.shape)} on {gain.device}",
-                accepted=f"torch.float32 [{k}] on {device}",
-            )
-        return aligned(gain, 16)
-
 
 class StreamArgmax:
     """call(x [M, K], out=None) -> [M] int64: the row of the largest y after rounding to the dtype.
@@ -131,7 +108,8 @@ class StreamArgmax:
         rows: int | None = None,
         clusters: int | None = None,
     ) -> None:
-        variant = EPILOGUES["linear_argmax"], _prologue(packed, norm=False)
+        source = input_source(packed.pre_scale, norm=False)
+        variant = EPILOGUES["linear_argmax"], PROLOGUES[source]
         self._stream = StreamLaunches(packed, dtype, variant, rows=rows, clusters=clusters)
         self._pick = LargestPicker(packed.blocks.device, self._stream.most)
 
@@ -154,12 +132,6 @@ class StreamArgmax:
         """Fills keys (`empty_keys`) and ids [M] for as many tokens as one launch takes."""
         self._stream.run(x.shape[0], x.data_ptr(), 0, 0, keys.data_ptr())
         self._pick(keys, ids)
-
-
-def _prologue(packed: PackedMatrix, *, norm: bool) -> int:
-    if norm and packed.pre_scale is not None:
-        raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
-    return PROLOGUES["norm" if norm else "plain" if packed.pre_scale is None else "pre_scale"]
 
 
 def _check_count(m: int, most: int) -> None:

@@ -7,10 +7,9 @@ they exist, since one copy of the weight serves few rows and many, and many are 
 
 from __future__ import annotations
 
-import attrs
-
 from vtensors.records import KernelRequest
 from vtensors_kernels.nvfp4 import costs
+from vtensors_kernels.nvfp4.w4a4_requests import sixteen_bits
 
 # A launch that quantizes; each token's reading and writing.
 _QUANTIZER_START, _QUANTIZER_TOKEN = 2.0, 0.02
@@ -44,16 +43,6 @@ def cublas_cost(request: KernelRequest) -> float:
     n, k = request.shape or (0, 0)
     products = 2.0 * request.tokens[0] * n * k / _FLOPS
     return quantizer_cost(request) + _CUBLAS_START + max(_NATIVE_PER_MB * _megabytes(request), products)
-
-
-def sixteen_bits(request: KernelRequest) -> KernelRequest:
-    """What the kernel behind the quantizer is asked for: no norm, no pre-scale, 16-bit activations."""
-    return attrs.evolve(
-        request,
-        op=request.op.removeprefix("norm_"),
-        activations="16bit",
-        traits=request.traits - {"pre_scale"},
-    )
 
 
 def _megabytes(request: KernelRequest) -> float:

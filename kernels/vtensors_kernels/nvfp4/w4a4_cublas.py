@@ -16,22 +16,20 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.activations import FP4Activation
-from vtensors_kernels.compiling.functions import compiled_function
-from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines, output_for
-from vtensors_kernels.nvfp4.block_scaled import EPILOGUES, checked_residual
+from vtensors_kernels.nvfp4.activations import output_for, residual_for
+from vtensors_kernels.nvfp4.block_scaled import EPILOGUES
 from vtensors_kernels.nvfp4.block_scaled_packing import activation_of, both_global_scales, stacked
+from vtensors_kernels.nvfp4.finish import Finish
 from vtensors_kernels.nvfp4.packed import TILE_ROWS
-from vtensors_kernels.nvfp4.packed_widening import FINISH_SOURCE
-from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer, padded
-from vtensors_kernels.nvfp4.repack import biases, check_parts, row_values
+from vtensors_kernels.nvfp4.quantize_activations import input_quantizer, padded
+from vtensors_kernels.nvfp4.repack import biases, check_parts, pre_scale_of, row_values
+from vtensors_kernels.packed_matrix import bytes_of
 from vtensors_kernels.reference.nvfp4_activations import tiled_scales
 
 LAYOUT, PAIRED_LAYOUT = "nvfp4-tiled-scales", "nvfp4-tiled-scales-pairs"
 TARGETS = ("sm_100a", "sm_103a")
 # torch asks for whole 16-byte rows of both operands.
 COLUMNS = 32
-_THREADS, _COLUMNS_PER_THREAD, _BLOCKS, _ARGUMENTS = 256, 8, 1024, 11
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,8 +52,7 @@ class TiledNVFP4:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        small = sum(t.nbytes for t in (self.bias, self.pre_scale) if t is not None)
-        return self.codes.nbytes + self.scales.nbytes + self.row_scale.nbytes + small
+        return bytes_of(self.codes, self.scales, self.row_scale, self.bias, self.pre_scale)
 
 
 def pack_tiled(weights: Sequence[NVFP4Weight], *, paired: bool = False) -> TiledNVFP4:
@@ -76,7 +73,7 @@ def pack_tiled(weights: Sequence[NVFP4Weight], *, paired: bool = False) -> Tiled
         activation=activation_of(weights),
         paired=paired,
         bias=biases(weights, n, paired=paired),
-        pre_scale=None if weights[0].pre_scale is None else weights[0].pre_scale.float().contiguous(),
+        pre_scale=pre_scale_of(weights),
     )
 
 
@@ -96,23 +93,19 @@ class CublasW4A4:
             )
         if reason := why_not_torch():
             raise RequestError(reason)
-        if norm and weight.pre_scale is not None:
-            raise RequestError(
-                "a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear"
-            )
-        self._quantizer = NVFP4Quantizer(
+        self._quantizer = input_quantizer(
             weight.activation,
             weight.shape[1],
             dtype,
-            source="norm" if norm else "plain" if weight.pre_scale is None else "pre_scale",
-            output="tiled",
             pre_scale=weight.pre_scale,
+            norm=norm,
+            output="tiled",
         )
         self._weight, self._dtype, self._adds = weight, dtype, epilogue == "linear_add"
         self._matrix = weight.codes.view(torch.float4_e2m1fn_x2).t()
         n = weight.shape[0]
         self.out_features = n // 2 if weight.paired else n
-        self._finish = _finish(weight, dtype, self.out_features)
+        self._finish = Finish.make(dtype, self.out_features, weight.codes.device, swiglu=weight.paired)
 
     def __call__(
         self,
@@ -126,7 +119,7 @@ class CublasW4A4:
         weight, m = self._weight, x.shape[0]
         codes, scales = self._quantizer(x, gain, eps)
         out = output_for(x, (m, self.out_features), self._dtype, out)
-        residual = checked_residual(residual, out, wanted=self._adds)
+        residual = residual_for(x, (m, self.out_features), self._dtype, residual, wanted=self._adds)
         if not m:
             return out
         sums = torch._scaled_mm(
@@ -136,22 +129,14 @@ class CublasW4A4:
             scale_b=weight.scales.flatten(),
             out_dtype=torch.float32,
         )
-        added = 0 if residual is None else residual.data_ptr()
-        stride = self.out_features
-        vectors = int(stride % _COLUMNS_PER_THREAD == 0 and out.data_ptr() % 16 == 0 and added % 16 == 0)
-        self._finish.call(
-            current_stream(x.device),
-            sums.data_ptr(),
-            weight.row_scale.data_ptr(),
-            0,
-            0 if weight.bias is None else weight.bias.data_ptr(),
-            added,
-            out.data_ptr(),
+        self._finish(
+            sums,
             m,
-            sums.shape[1],
-            stride,
-            stride,
-            vectors,
+            out.data_ptr(),
+            self.out_features,
+            row_scale=weight.row_scale.data_ptr(),
+            bias=0 if weight.bias is None else weight.bias.data_ptr(),
+            residual=0 if residual is None else residual.data_ptr(),
         )
         return out
 
@@ -161,15 +146,3 @@ def why_not_torch() -> str | None:
     if hasattr(torch, "float4_e2m1fn_x2") and hasattr(torch, "_scaled_mm"):
         return None
     return f"torch {torch.__version__} has no 4-bit tensors; 2.8 or newer has"
-
-
-def _finish(weight: TiledNVFP4, dtype: torch.dtype, columns: int) -> Launch:
-    defines = {**dtype_defines(dtype), "VT_SWIGLU": int(weight.paired), "VT_SUMS16": 0}
-    wide = -(-columns // (_COLUMNS_PER_THREAD * _THREADS))
-    device = weight.codes.device.index or 0
-    return Launch(
-        function=compiled_function(FINISH_SOURCE, "finish_widened_nvfp4", device, defines),
-        grid=(wide, -(-_BLOCKS // wide), 1),
-        block=(_THREADS, 1, 1),
-        arguments=_ARGUMENTS,
-    )

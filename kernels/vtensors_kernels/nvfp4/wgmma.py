@@ -10,49 +10,31 @@ from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.nvfp4.activations import dtype_defines, residual_for
 from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
 from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm, choose_form, width_of
-from vtensors_kernels.nvfp4.wgmma_launches import PERMUTE, WgmmaLaunches, make_launches
+from vtensors_kernels.nvfp4.wgmma_launches import (
+    EPILOGUES,
+    WgmmaLaunches,
+    check_packed,
+    make_launches,
+    permute_instantiations,
+    product_instantiations,
+)
 
-LINEAR = "sm90/linear_nvfp4_wgmma.cu"
-EPILOGUES = {"linear": 0, "linears": 0, "linear_add": 1, "linear_swiglu": 2}
+LINEAR, FUNCTION = "sm90/linear_nvfp4_wgmma.cu", "linear_nvfp4_wgmma"
 MAX_TOKENS = WIDTHS[-1]
-HALVES = (torch.bfloat16, torch.float16)
 # The output rounds to 8 (bfloat16) or 11 bits; a wrong scale, place or order is off by far more.
 TOLERANCE = 4e-3
+# Of those a selection may take: up to 32 tokens go to `wgmma_segments`.
+_WIDTHS = tuple(width for width in WIDTHS if width > 32)
 _FORMS = tuple(
     WgmmaForm(tokens=width, warpgroups=groups, cluster=cluster, blocks=cluster, chunk=chunk, slots=slots)
-    for width in WIDTHS
-    if width > 32
+    for width in _WIDTHS
     for groups, (chunk, slots) in RINGS.items()
     for cluster in CLUSTERS
 )
-INSTANTIATIONS = tuple(
-    Instantiation(
-        source=LINEAR,
-        function="linear_nvfp4_wgmma",
-        defines={**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue},
-        targets=("sm_90a",),
-        hot=True,
-        expects=("wgmma", "bulk_copy"),
-        shared_bytes=form.shared_bytes,
-    )
-    for form in _FORMS
-    for as_float16 in (0, 1)
-    for epilogue in (0, 1, 2)
-) + tuple(
-    Instantiation(
-        source=PERMUTE,
-        function="permute_activations",
-        defines={"VT_TOKENS": width, "VT_F16": as_float16},
-        targets=("sm_90a",),
-        hot=True,
-    )
-    for width in WIDTHS
-    if width > 32
-    for as_float16 in (0, 1)
-)
+INSTANTIATIONS = product_instantiations((LINEAR, FUNCTION), _FORMS) + permute_instantiations(_WIDTHS)
 
 
 @attrs.define(kw_only=True)
@@ -112,7 +94,8 @@ class WgmmaLinear:
         workspace: WgmmaWorkspace | None = None,
         forms: tuple[WgmmaForm, ...] = (),
     ) -> None:
-        _require(packed, dtype, epilogue)
+        dtype_defines(dtype)
+        check_packed(packed, epilogue)
         self.packed, self.dtype, self._adds = packed, dtype, epilogue == "linear_add"
         (n, k), device = packed.shape, packed.blocks.device
         self.out_features = n // 2 if epilogue == "linear_swiglu" else n
@@ -141,19 +124,12 @@ class WgmmaLinear:
         """The same into `out`, contiguous; on torch's current stream."""
         m = x.shape[0]
         width = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
-        n, k = self.packed.shape
+        k = self.packed.shape[1]
         if width is None or x.dim() != 2 or x.shape[1] != k or x.dtype != self.dtype:
             raise RequestError(
                 "x does not fit", seen=f"{x.dtype} {tuple(x.shape)}", accepted=self._accepted()
             )
-        if self._adds != (residual is not None):
-            raise RequestError("a residual goes with linear_add and with nothing else")
-        if residual is not None:
-            residual = residual.contiguous()
-            if residual.shape != out.shape or residual.dtype != self.dtype or residual.data_ptr() % 4:
-                raise RequestError(
-                    "residual does not fit", seen=str(tuple(residual.shape)), accepted=f"{m, n}"
-                )
+        residual = residual_for(x, (m, self.out_features), self.dtype, residual, wanted=self._adds)
         width.run(x, residual, out, self.workspace)
         return out
 
@@ -163,7 +139,7 @@ class WgmmaLinear:
 
     def _launches(self, form: WgmmaForm, epilogue: int) -> WgmmaLaunches:
         form = form.fitted(*self.packed.shape)
-        return make_launches(LINEAR, "linear_nvfp4_wgmma", form, self.packed, self.dtype, epilogue)
+        return make_launches(LINEAR, FUNCTION, form, self.packed, self.dtype, epilogue)
 
 
 def probe_wgmma(
@@ -207,18 +183,3 @@ def random_weight(n: int, k: int, device: torch.device, seed: int) -> NVFP4Weigh
     size = torch.tensor(1.0 / (250.0 * k**0.5))
     weight = NVFP4Weight(codes=codes, block_scale=scales.view(torch.float8_e4m3fn), global_scale=size)
     return weight.to(device)
-
-
-def _require(packed: PackedNVFP4, dtype: torch.dtype, epilogue: str) -> None:
-    if dtype not in HALVES or epilogue not in EPILOGUES:
-        raise RequestError(
-            "no such form", seen=f"{epilogue}, {dtype}", accepted=f"{', '.join(EPILOGUES)}; 16 bits"
-        )
-    if packed.paired != (epilogue == "linear_swiglu"):
-        raise RequestError("paired rows go with linear_swiglu", seen=f"{epilogue}, paired {packed.paired}")
-    if packed.blocks.data_ptr() % 16 or not packed.blocks.is_contiguous():
-        raise RequestError("blocks must be contiguous and aligned to 16 bytes")
-    if packed.shape[1] % 16 or packed.blocks.shape[0] * packed.blocks.shape[1] >= 1 << 24:
-        raise RequestError(
-            "the kernel is not made for this shape", seen=str(packed.shape), accepted="K % 16 = 0"
-        )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import attrs
 
 from vtensors.errors import RequestError
-from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps
+from vtensors_kernels.nvfp4.warpgroup_form import WarpgroupForm
 
 # Tokens of a product: the kernel computes this many, whatever M is.
 WIDTHS = (16, 32, 48, 64)
@@ -15,9 +17,6 @@ WIDTHS = (16, 32, 48, 64)
 # up to 6 % less (lm_head once 12 %) on an H200 than copies of 2 in rings of 8, 10 and 12 column steps.
 RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2)}
 CLUSTERS = (1, 2)
-MAX_STAGES = 12
-# Dynamic shared memory of a block on sm_90 (CUDA programming guide, compute capability 9.0): 227 KB.
-SHARED_BYTES = 227 << 10
 
 # Microseconds, fitted to 354 forms of ten matrices on an H200 at 1980 MHz (benchmarks/results/wgmma-forms-h200.json;
 # 8 % off, root mean square). Memory and arithmetic add up there, they do not hide each other.
@@ -35,57 +34,20 @@ _RANGES = {1: 2, 2: 5}
 
 
 @attrs.frozen(kw_only=True)
-class WgmmaForm:
-    """One compiled form and its grid.
+class WgmmaForm(WarpgroupForm):
+    """A form of `cuda/sm90/linear_nvfp4_wgmma.cu`.
 
-    tokens: of a product, from WIDTHS. warpgroups: of 64 rows each, in a block. cluster: blocks that share x.
-    blocks: of the grid. chunk: column steps of a weight copy. slots: such copies of a warp. depth: words whose
-    products are in flight. group: words decoded before their products, which then follow one another.
+    group: words decoded before their products, which then follow one another.
     """
 
-    tokens: int
-    warpgroups: int
-    cluster: int
-    blocks: int
-    chunk: int
-    slots: int
-    depth: int = 2
+    most_stages: ClassVar[int] = 12
+
     group: int = 1
 
     @property
     def defines(self) -> dict[str, int]:
-        """The macros of `cuda/sm90/linear_nvfp4_wgmma.cu`, without format and epilogue."""
-        return {
-            "VT_TOKENS": self.tokens,
-            "VT_WARPGROUPS": self.warpgroups,
-            "VT_CLUSTER": self.cluster,
-            "VT_STAGES": self.stages,
-            "VT_CHUNK": self.chunk,
-            "VT_SLOTS": self.slots,
-            "VT_DEPTH": self.depth,
-            "VT_GROUP": self.group,
-        }
-
-    @property
-    def warps(self) -> int:
-        """Row tiles of a block."""
-        return 4 * self.warpgroups
-
-    @property
-    def threads(self) -> int:
-        """Of a block: the consumers and the producer's warpgroup."""
-        return 32 * (self.warps + 4)
-
-    @property
-    def stages(self) -> int:
-        """Stages of x: as many as there is room for."""
-        rest = SHARED_BYTES - self._ring_bytes - 16 * MAX_STAGES
-        return min(MAX_STAGES, rest // self._stage_bytes)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory, by the formula of the source's `Layout`."""
-        return self.stages * (self._stage_bytes + 16) + self._ring_bytes
+        """The macros of the source, without format and epilogue."""
+        return {**super().defines, "VT_GROUP": self.group}
 
     @property
     def partial_bytes(self) -> int:
@@ -93,21 +55,13 @@ class WgmmaForm:
         return self.blocks * 2 * self.warps * 16 * self.tokens * 4
 
     @property
-    def _stage_bytes(self) -> int:
-        return self.tokens * 256
-
-    @property
-    def _ring_bytes(self) -> int:
+    def other_bytes(self) -> int:
+        """Shared memory of the rings."""
         return self.warps * self.slots * (self.chunk * BLOCK_BYTES + 8)
-
-    def groups(self, n: int) -> int:
-        """Row groups of a matrix of n rows: what a cluster computes at a time."""
-        return -(-row_tiles(n) // (self.warps * self.cluster))
 
     def fitted(self, n: int, k: int) -> WgmmaForm:
         """The same compiled form with no more clusters than an n x k matrix has places."""
-        most = self.groups(n) * column_steps(k)
-        return attrs.evolve(self, blocks=min(self.blocks // self.cluster, most) * self.cluster)
+        return self.with_clusters(self.groups(n) * column_steps(k))
 
 
 def choose_form(n: int, k: int, tokens: int, multiprocessors: int) -> WgmmaForm:

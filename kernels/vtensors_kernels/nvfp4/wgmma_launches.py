@@ -1,47 +1,83 @@
-"""The two launches of a linear by warpgroup products: x permuted for the tensor cores, then the products."""
+"""The two launches of a linear by warpgroup products, x permuted for the tensor cores and then the products: what they
+are compiled from, which matrices they take, how they are made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from threading import Lock
+from types import MappingProxyType
 from typing import Protocol
 
 import attrs
 import torch
 from torch import Tensor
 
+from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import compiled_function
+from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.nvfp4.activations import dtype_defines
 from vtensors_kernels.nvfp4.packed import column_steps
+from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.nvfp4.warpgroup_form import WarpgroupForm
 from vtensors_kernels.packed_matrix import PackedMatrix
 
 PERMUTE = "sm90/permute_activations.cu"
+EPILOGUES: Mapping[str, int] = MappingProxyType(
+    {"linear": 0, "linears": 0, "linear_add": 1, "linear_swiglu": 2}
+)
 # As many small blocks as fit beside those of a linear that is still at work.
 _PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
 
 
-class Form(Protocol):
-    """What of a compile-time form the launches need."""
+def product_instantiations(
+    kernel: tuple[str, str], forms: Iterable[WarpgroupForm], defines: tuple[tuple[str, int], ...] = ()
+) -> tuple[Instantiation, ...]:
+    """The kernel (source, function) in every form, format of activations and epilogue; defines: in all of them."""
+    source, function = kernel
+    return tuple(
+        Instantiation(
+            source=source,
+            function=function,
+            defines={**form.defines, "VT_F16": as_float16, "VT_EPILOGUE": epilogue, **dict(defines)},
+            targets=("sm_90a",),
+            hot=True,
+            expects=("wgmma", "bulk_copy"),
+            shared_bytes=form.shared_bytes,
+        )
+        for form in forms
+        for as_float16 in (0, 1)
+        for epilogue in (0, 1, 2)
+    )
 
-    @property
-    def tokens(self) -> int:
-        """Of a product."""
 
-    @property
-    def blocks(self) -> int:
-        """Of the grid."""
+def permute_instantiations(widths: Iterable[int]) -> tuple[Instantiation, ...]:
+    """The kernel that lays out x, for products of so many tokens."""
+    return tuple(
+        Instantiation(
+            source=PERMUTE,
+            function="permute_activations",
+            defines={"VT_TOKENS": width, "VT_F16": as_float16},
+            targets=("sm_90a",),
+            hot=True,
+        )
+        for width in widths
+        for as_float16 in (0, 1)
+    )
 
-    @property
-    def threads(self) -> int:
-        """Of a block."""
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-
-    @property
-    def defines(self) -> dict[str, int]:
-        """Macros without format and epilogue."""
+def check_packed(packed: PackedMatrix, epilogue: str) -> None:
+    """Raises RequestError unless products of that matrix can be made, with that end."""
+    if epilogue not in EPILOGUES:
+        raise RequestError("no such variant", seen=epilogue, accepted=", ".join(EPILOGUES))
+    if packed.paired != (epilogue == "linear_swiglu"):
+        raise RequestError("paired rows go with linear_swiglu", seen=f"{epilogue}, paired {packed.paired}")
+    if packed.blocks.data_ptr() % 16 or not packed.blocks.is_contiguous():
+        raise RequestError("blocks must be contiguous and aligned to 16 bytes")
+    if packed.shape[1] % 16 or packed.blocks.shape[0] * packed.blocks.shape[1] >= 1 << 24:
+        raise RequestError(
+            "the kernel is not made for this shape", seen=str(packed.shape), accepted="K % 16 = 0"
+        )
 
 
 class Workspace(Protocol):
@@ -73,9 +109,10 @@ class WgmmaLaunches:
     multiply: Launch
 
     def run(self, x: Tensor, residual: Tensor | None, out: Tensor, workspace: Workspace) -> None:
-        """Into out, on torch's current stream. x: [M, K], any strides; residual: as out, contiguous, or None."""
+        """Into out, on torch's current stream. x: [M, K], any strides; residual: as out, or None."""
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
             x = x.contiguous() if not x.is_contiguous() else x.clone()
+        residual = None if residual is None else aligned(residual, 4)
         packed, m, (n, k) = self.packed, x.shape[0], self.packed.shape
         steps, staged = column_steps(k), workspace.staged.data_ptr()
         stream = current_stream(packed.blocks.device)
@@ -100,7 +137,7 @@ class WgmmaLaunches:
 
 
 def make_launches(
-    source: str, function: str, form: Form, packed: PackedMatrix, dtype: torch.dtype, epilogue: int
+    source: str, function: str, form: WarpgroupForm, packed: PackedMatrix, dtype: torch.dtype, epilogue: int
 ) -> WgmmaLaunches:
     """The launches of a form that fits the matrix. Errors: CompileError, LaunchError."""
     index, f16, shared = packed.blocks.device.index or 0, dtype_defines(dtype), form.shared_bytes

@@ -13,10 +13,17 @@ from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.nvfp4.activations import check_x, output_for
+from vtensors_kernels.nvfp4.activations import check_x, output_for, residual_for
 from vtensors_kernels.nvfp4.packed import FORMAT, column_steps, row_tiles
-from vtensors_kernels.nvfp4.wgmma import EPILOGUES, WgmmaWorkspace, random_weight
-from vtensors_kernels.nvfp4.wgmma_launches import PERMUTE, WgmmaLaunches, make_launches
+from vtensors_kernels.nvfp4.wgmma import WgmmaWorkspace, random_weight
+from vtensors_kernels.nvfp4.wgmma_launches import (
+    EPILOGUES,
+    WgmmaLaunches,
+    check_packed,
+    make_launches,
+    permute_instantiations,
+    product_instantiations,
+)
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
     MAX_TOKENS,
     WIDTHS,
@@ -29,27 +36,8 @@ from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
 
 def instantiations(packed: PackedFormat) -> tuple[Instantiation, ...]:
     """Every form, format of activations and epilogue for a packed layout."""
-    source, function = _kernel(packed)
-    return tuple(
-        Instantiation(
-            source=source,
-            function=function,
-            defines={
-                **form.defines,
-                "VT_F16": as_float16,
-                "VT_EPILOGUE": epilogue,
-                **dict(packed.defines),
-            },
-            targets=("sm_90a",),
-            hot=True,
-            expects=("wgmma", "bulk_copy"),
-            shared_bytes=form.shared_bytes,
-        )
-        for width in WIDTHS
-        for form in compiled_forms(width, packed.block_bytes)
-        for as_float16 in (0, 1)
-        for epilogue in (0, 1, 2)
-    )
+    forms = (form for width in WIDTHS for form in compiled_forms(width, packed.block_bytes))
+    return product_instantiations(_kernel(packed), forms, packed.defines)
 
 
 def _kernel(packed: PackedFormat) -> tuple[str, str]:
@@ -58,17 +46,7 @@ def _kernel(packed: PackedFormat) -> tuple[str, str]:
     return packed.segments
 
 
-INSTANTIATIONS = instantiations(FORMAT) + tuple(
-    Instantiation(
-        source=PERMUTE,
-        function="permute_activations",
-        defines={"VT_TOKENS": width, "VT_F16": as_float16},
-        targets=("sm_90a",),
-        hot=True,
-    )
-    for width in WIDTHS
-    for as_float16 in (0, 1)
-)
+INSTANTIATIONS = instantiations(FORMAT) + permute_instantiations(WIDTHS)
 
 
 class WgmmaSegments:
@@ -91,7 +69,7 @@ class WgmmaSegments:
         forms: tuple[SegmentsForm, ...] = (),
         shape: tuple[int, int] | None = None,
     ) -> None:
-        _require(packed, epilogue)
+        check_packed(packed, epilogue)
         self.packed, self.dtype, self._adds = packed, dtype, epilogue == "linear_add"
         (n, k), self._device = packed.shape, packed.blocks.device
         self.out_features = n // 2 if epilogue == "linear_swiglu" else n
@@ -126,16 +104,7 @@ class WgmmaSegments:
         out = output_for(x, (m, self.out_features), self.dtype, out)
         if out.data_ptr() % 4:
             raise RequestError("the output must be aligned to 4 bytes")
-        if self._adds != (residual is not None):
-            raise RequestError("a residual goes with linear_add and with nothing else")
-        if residual is not None:
-            if residual.shape != out.shape or residual.dtype != self.dtype:
-                raise RequestError(
-                    "the residual does not fit",
-                    seen=f"{residual.dtype} {list(residual.shape)}",
-                    accepted=f"{self.dtype} {list(out.shape)}",
-                )
-            residual = residual.contiguous() if residual.data_ptr() % 4 == 0 else residual.clone()
+        residual = residual_for(x, (m, self.out_features), self.dtype, residual, wanted=self._adds)
         for first in range(0, m, MAX_TOKENS):
             rows = slice(first, first + MAX_TOKENS)
             launches = self._by_tokens[min(m - first, MAX_TOKENS)]
@@ -188,16 +157,3 @@ def probe_wgmma_segments(
                     seen=f"{int((ours != wanted).sum())} of {wanted.numel()} differ at M = {m}",
                 )
             out.fill_(float("nan"))
-
-
-def _require(packed: PackedMatrix, epilogue: str) -> None:
-    if epilogue not in EPILOGUES:
-        raise RequestError("no such variant", seen=epilogue, accepted=", ".join(EPILOGUES))
-    if packed.paired != (epilogue == "linear_swiglu"):
-        raise RequestError("paired rows go with linear_swiglu", seen=f"{epilogue}, paired {packed.paired}")
-    if packed.blocks.data_ptr() % 16 or not packed.blocks.is_contiguous():
-        raise RequestError("blocks must be contiguous and aligned to 16 bytes")
-    if packed.shape[1] % 16 or packed.blocks.shape[0] * packed.blocks.shape[1] >= 1 << 24:
-        raise RequestError(
-            "the kernel is not made for this shape", seen=str(packed.shape), accepted="K % 16 = 0"
-        )

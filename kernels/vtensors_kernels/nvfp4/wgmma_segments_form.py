@@ -6,11 +6,13 @@ A row's bits are the same in every form, so the choice may depend on anything.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import attrs
 
 from vtensors.errors import RequestError
 from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+from vtensors_kernels.nvfp4.warpgroup_form import WarpgroupForm
 
 # Tokens of a product: the kernel computes this many, whatever M is.
 WIDTHS = (24, 32)
@@ -21,12 +23,9 @@ SEGMENTS = 8
 # codes. Five warpgroups leave too few registers, and clusters that share x were slower at every shape measured.
 RINGS = {2: (4, 3), 3: (4, 2), 4: (3, 2)}
 WIDE_RINGS = {2: (4, 2), 3: (3, 2), 4: (2, 2)}
-_MAX_STAGES = 8
 CLUSTERS = (1,)
 # `cuda/include/segments_form.cuh`: nodes of the tree that a block may have to give away, that a warp keeps.
 _PLACES, _KEPT_NODES = 7, 2
-# Dynamic shared memory of a block on sm_90 (CUDA programming guide, compute capability 9.0): 227 KB.
-SHARED_BYTES = 227 << 10
 
 # Microseconds, fitted to 39 forms on an H200 (4 % rms, `benchmarks/segments_sweep.py`): of both launches; of a MB of
 # weights; of a column step of 64 rows: decoding, and the products of 32 tokens; of a step of a block, whatever its
@@ -35,56 +34,12 @@ _LAUNCH, _MEGABYTE, _ROWS, _PRODUCTS, _STEP, _EXCHANGE = 4.9, 0.18, 0.012, 0.076
 
 
 @attrs.frozen(kw_only=True)
-class SegmentsForm:
-    """One compiled form and its grid.
+class SegmentsForm(WarpgroupForm):
+    """A form of `cuda/include/segments_kernel.cuh`. block_bytes: of a packed block."""
 
-    tokens: of a product, from WIDTHS. warpgroups: of 64 rows each, in a block. cluster: blocks that share x.
-    blocks: of the grid. chunk: column steps of a weight copy. slots: such copies of a warp. depth: words whose products
-    are in flight. block_bytes: of a packed block.
-    """
+    most_stages: ClassVar[int] = 8
 
-    tokens: int
-    warpgroups: int
-    cluster: int
-    blocks: int
-    chunk: int
-    slots: int
-    depth: int = 2
     block_bytes: int = BLOCK_BYTES
-
-    @property
-    def defines(self) -> dict[str, int]:
-        """The macros of `cuda/include/segments_form.cuh`, without format and epilogue."""
-        return {
-            "VT_TOKENS": self.tokens,
-            "VT_WARPGROUPS": self.warpgroups,
-            "VT_CLUSTER": self.cluster,
-            "VT_STAGES": self.stages,
-            "VT_CHUNK": self.chunk,
-            "VT_SLOTS": self.slots,
-            "VT_DEPTH": self.depth,
-        }
-
-    @property
-    def warps(self) -> int:
-        """Row tiles of a block."""
-        return 4 * self.warpgroups
-
-    @property
-    def threads(self) -> int:
-        """Of a block: the consumers and a warpgroup that fetches."""
-        return 32 * (self.warps + 4)
-
-    @property
-    def stages(self) -> int:
-        """Stages of x: as many as there is room for."""
-        rest = SHARED_BYTES - self._other_bytes
-        return min(_MAX_STAGES, rest // (self.tokens * 256 + 16))
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory, by the formula of the source's `Layout`."""
-        return self.stages * (self.tokens * 256 + 16) + self._other_bytes
 
     @property
     def node_bytes(self) -> int:
@@ -92,22 +47,18 @@ class SegmentsForm:
         return self.blocks * _PLACES * self.warps * self._node_bytes
 
     @property
-    def _node_bytes(self) -> int:
-        return self.tokens * 16 * 4
-
-    @property
-    def _other_bytes(self) -> int:
+    def other_bytes(self) -> int:
+        """Shared memory of the nodes that wait and of the rings."""
         ring = self.slots * (self.chunk * self.block_bytes + 16)
         return self.warps * (_KEPT_NODES * self._node_bytes + ring)
 
-    def groups(self, n: int) -> int:
-        """Row groups of a matrix of n rows: what a cluster computes at a time."""
-        return -(-row_tiles(n) // (self.warps * self.cluster))
+    @property
+    def _node_bytes(self) -> int:
+        return self.tokens * 16 * 4
 
     def fitted(self, n: int) -> SegmentsForm:
         """The same compiled form with no more clusters than an n-row matrix has segments of groups."""
-        most = self.groups(n) * SEGMENTS
-        return attrs.evolve(self, blocks=min(self.blocks // self.cluster, most) * self.cluster)
+        return self.with_clusters(self.groups(n) * SEGMENTS)
 
 
 def choose_form(

@@ -11,6 +11,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import PlainWeight
 from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.packed_matrix import bytes_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,7 +32,7 @@ class PlainMatrix:
     @property
     def nbytes(self) -> int:
         """Of the rows and the bias."""
-        return self.rows.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return bytes_of(self.rows, self.bias)
 
 
 def stack_rows(weights: Sequence[PlainWeight]) -> PlainMatrix:

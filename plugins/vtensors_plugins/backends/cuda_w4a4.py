@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from vtensors.records import KernelRequest, KernelSpec
+from vtensors_kernels.nvfp4.w4a4_requests import sixteen_bits
 from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, SUMS, nvfp4_kernels
 from vtensors_plugins.backends.cuda_requests import fingerprint_line, refusal
 
@@ -76,10 +75,10 @@ def _emulated(op: str, kernel: str, plain: KernelSpec) -> KernelSpec:
     """plain: the record of the kernel for 16-bit activations and the op without a norm."""
 
     def refuse(request: KernelRequest) -> str | None:
-        return _refuse(request) or plain.refuse(_sixteen_bits(request))
+        return _refuse(request) or plain.refuse(sixteen_bits(request))
 
     def fingerprint(request: KernelRequest) -> str:
-        own = plain.fingerprint(_sixteen_bits(request)) if plain.fingerprint is not None else ""
+        own = plain.fingerprint(sixteen_bits(request)) if plain.fingerprint is not None else ""
         return f"{_depends_on()(request)} {own}"
 
     return KernelSpec(
@@ -149,16 +148,6 @@ def _depends_on(*sources: str) -> Callable[[KernelRequest], str]:
     return fingerprint
 
 
-def _sixteen_bits(request: KernelRequest) -> KernelRequest:
-    """What the kernel behind the quantizer is asked for; the norm and the pre-scale are the quantizer's."""
-    return attrs.evolve(
-        request,
-        op=request.op.removeprefix("norm_"),
-        activations="16bit",
-        traits=request.traits - {"pre_scale"},
-    )
-
-
 # ---- why not
 
 
@@ -172,7 +161,7 @@ def _refuse(request: KernelRequest) -> str | None:
             return f"knows groups of 16 or 32, not of {trait.removeprefix('group')}"
     if request.shape is not None and request.shape[1] % 16:
         return f"needs K to be a multiple of 16, not {request.shape[1]}"
-    return refusal(_sixteen_bits(request))
+    return refusal(sixteen_bits(request))
 
 
 def _refuse_cublas(request: KernelRequest) -> str | None:

@@ -14,9 +14,9 @@ from vtensors_formats import NVFP4Weight
 from vtensors_kernels.nvfp4.block_scaled import BlockScaledLinear
 from vtensors_kernels.nvfp4.block_scaled_packing import pack_block_scaled
 from vtensors_kernels.nvfp4.emulated_w4a4 import EmulatedW4A4, pack_emulated, widening_quantizer
-from vtensors_kernels.nvfp4.w4a4_costs import sixteen_bits
 from vtensors_kernels.nvfp4.w4a4_cublas import CublasW4A4, pack_tiled
 from vtensors_kernels.nvfp4.w4a4_probes import probe_w4a4
+from vtensors_kernels.nvfp4.w4a4_requests import sixteen_bits
 from vtensors_plugins.backends import cuda_nvfp4_binding
 from vtensors_plugins.backends.cuda_calls import over_rows
 

@@ -22,7 +22,7 @@ from vtensors_kernels.activation_quantizers.linears import (
 from vtensors_kernels.fp8.repack import pack_fp8
 from vtensors_kernels.fp8.stacked import StackedFP8, stack_fp8
 from vtensors_kernels.fp8.w8a8 import W8A8Linear
-from vtensors_kernels.nvfp4.packed_widening import FINISH_SOURCE
+from vtensors_kernels.nvfp4 import finish
 from vtensors_kernels.nvfp4.probes import fingerprint_of
 from vtensors_kernels.nvfp4.repack import pack
 from vtensors_plugins.backends.cuda_calls import for_op
@@ -72,7 +72,7 @@ def probe_native(request: KernelRequest) -> None:
 def fingerprint_native(request: KernelRequest) -> str:
     """What a verdict of that self-test depends on."""
     quantizer = probes.fingerprint_quantizer(request)
-    return f"{quantizer} {fingerprint_of(request, FINISH_SOURCE)} torch {torch.__version__}"
+    return f"{quantizer} {fingerprint_of(request, finish.SOURCE)} torch {torch.__version__}"
 
 
 def bind_emulated(plain: KernelSpec, matrix: QuantizedInputMatrix, request: KernelRequest) -> Call:

@@ -29,11 +29,21 @@ _PAGE = "Print the documentation: of the built-in conventions, or of the named o
 def command(names: tuple[str, ...], as_json: bool, markdown: bool) -> None:
     """List the accepted tensors, dtypes and shapes of each convention; NAMES: only these conventions."""
     if as_json and markdown:
-        raise RequestError("--json and --markdown cannot be combined", fix="leave one of them out")
+        raise RequestError(
+            "--json and --markdown cannot be combined",
+            seen="both",
+            accepted="one of the two",
+            fix="leave one of them out",
+        )
     found = default_plugins().registry.conventions
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise RequestError("no such convention", seen=", ".join(unknown), accepted=", ".join(found))
+        raise RequestError(
+            "no such convention",
+            seen=", ".join(unknown),
+            accepted=", ".join(found),
+            fix="name one of these, or none to see all",
+        )
     chosen = [found[name] for name in names] if names else list(found.values())
     if as_json:
         click.echo(json.dumps({"conventions": [_json_of(owned) for owned in chosen]}, indent=1))
@@ -48,12 +58,12 @@ def command(names: tuple[str, ...], as_json: bool, markdown: bool) -> None:
 
 def print_conventions(conventions: Iterable[Owned[Convention]]) -> None:
     """One table per convention to stdout: a group of lines per form, a line per tensor."""
-    from rich.console import Console
     from rich.markup import escape
 
+    from vtensors_plugins.commands.console import CommandConsole
     from vtensors_plugins.commands.schemes_table import hanging
 
-    console = Console(highlight=False)
+    console = CommandConsole(highlight=False)
     for owned in conventions:
         record = owned.record
         console.print(f"[bold]{escape(record.name)}[/]  (plugin {owned.plugin} of {owned.distribution})")

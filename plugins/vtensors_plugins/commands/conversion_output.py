@@ -12,6 +12,7 @@ import click
 from vtensors.checkpoint import Checkpoint
 from vtensors.conversion import ConversionPlan, Fate, Unit, WrittenFile, run_plan
 from vtensors.conversion.reciprocals import Reciprocals, count_reciprocals
+from vtensors.counts import agreeing, counted
 from vtensors.errors import RequestError
 from vtensors_plugins.commands.progress_bar import progress_bar
 from vtensors_plugins.commands.schemes_table import size
@@ -30,7 +31,10 @@ def parse_size(text: str) -> int:
         value = 0
     if value < 1:
         raise RequestError(
-            "--max-shard-size is not a size", seen=text, accepted="5GB, 200MB, a number of bytes"
+            "--max-shard-size is not a size",
+            seen=text,
+            accepted="5GB, 200MB, a number of bytes",
+            fix="give a number of bytes, with kB, MB, GB or TB behind it",
         )
     return value
 
@@ -132,7 +136,8 @@ def _print_summary(report: dict[str, Any], *, dry_run: bool) -> None:
     found = report["reciprocals"]
     if found["scalars"]:
         click.echo(
-            f"{found['scalars']} global scales become their reciprocal; taken twice, it is the stored number for "
+            f"{counted(found['scalars'], 'global scale')} {agreeing(found['scalars'], 'becomes its', 'become their')} "
+            "reciprocal; taken twice, it is the stored number for "
             f"{found['exact']} of them and at most {found['largest_ulps']} ULP off"
         )
     shown = report["left_out"][:5]

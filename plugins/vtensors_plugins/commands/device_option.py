@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.architectures import COMPILED, PORTABLE, capability_of, state_of, target_of
 from vtensors_kernels.compiling.devices import CudaDevice, find_devices
@@ -80,7 +81,12 @@ def report_device(device: str | None, assume: str | None) -> ReportDevice:
     Errors: RequestError for both at once, a word that is neither, a target below sm_80, a device that is absent.
     """
     if device is not None and assume is not None:
-        raise RequestError("--device and --assume cannot be combined", fix="leave one of them out")
+        raise RequestError(
+            "--device and --assume cannot be combined",
+            seen="both",
+            accepted="one of the two",
+            fix="leave one of them out",
+        )
     if assume is not None:
         return _assumed(assume)
     if device == "cpu":
@@ -93,12 +99,16 @@ def report_device(device: str | None, assume: str | None) -> ReportDevice:
     index = device.removeprefix("cuda").removeprefix(":") or "0"
     if not index.isdecimal():
         raise RequestError(
-            "there is no such device", seen=f"--device {device}", accepted="cpu, cuda, cuda:<index>, <index>"
+            "there is no such device",
+            seen=f"--device {device}",
+            accepted="cpu, cuda, cuda:<index>, <index>",
+            fix="name one of these",
         )
     if isinstance(found, str) or int(index) >= len(found):
         raise RequestError(
             "there is no such CUDA device",
-            seen=f"--device {device}: {found if isinstance(found, str) else f'{len(found)} devices'}",
+            seen=f"--device {device}: {found if isinstance(found, str) else counted(len(found), 'device')}",
+            accepted="cpu, or a device that the driver shows",
             fix="use --assume sm_90a (or another target) to see what would be chosen there",
         )
     return _here(found[int(index)])
@@ -115,6 +125,7 @@ def _assumed(word: str) -> ReportDevice:
             "--assume needs a device that kernels may be made for",
             seen=word,
             accepted=f"cpu, {', '.join(COMPILED)}, or a newer sm_<number>",
+            fix="name one of these, or leave --assume out for the device that is here",
         ) from problem
     return ReportDevice(name="cuda:0", capability=capability, assumed=True)
 

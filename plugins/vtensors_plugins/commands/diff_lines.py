@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vtensors.comparison import Comparison
 from vtensors.comparison_groups import ChangeGroup, grouped
 from vtensors.config_comparison import ConfigChange
+from vtensors.counts import agreeing, counted
 from vtensors.module_facts import pattern_of
 from vtensors.provenance import Provenance
 from vtensors_plugins.commands.schemes_table import size
@@ -105,7 +106,8 @@ def _config_lines(changes: Sequence[ConfigChange]) -> Iterator[str]:
             yield f"config   {_config(change)}"
         hidden = len(found) - len(shown)
         if hidden:
-            yield f"config   {file}: {top}: {hidden}{' more' if shown else ''} keys differ (see --json)"
+            told = f"config   {file}: {top}: {counted(hidden, 'more key' if shown else 'key')} "
+            yield f"{told}{agreeing(hidden, 'differs', 'differ')} (see --json)"
 
 
 def _config(change: ConfigChange) -> str:
@@ -126,7 +128,7 @@ def _config(change: ConfigChange) -> str:
 def _total(comparison: Comparison) -> str:
     modules = comparison.modules
     if comparison.identical:
-        return f"Identical by headers and configuration: {len(modules.pairs):,} modules."
+        return f"Identical by headers and configuration: {counted(len(modules.pairs), 'module')}."
     counts = [
         f"{len(found):,} {word}"
         for word, found in (

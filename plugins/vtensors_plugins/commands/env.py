@@ -16,6 +16,10 @@ from vtensors.manager import Plugins, default_plugins
 from vtensors.plugin_candidates import OWN_DISTRIBUTION
 from vtensors.records import Switch
 from vtensors.switches import SwitchValue, accepted_words
+from vtensors_kernels.compiling.architectures import OLDEST, target_of
+from vtensors_kernels.compiling.devices import find_devices
+from vtensors_kernels.compiling.known_bad import PACKAGES, installed_build, installed_versions, known_bad
+from vtensors_plugins.commands.kernel_facts import require_known_names
 
 # Distributions whose versions decide how a checkpoint is read or run. None of them is imported here.
 DISTRIBUTIONS = (
@@ -33,6 +37,7 @@ DISTRIBUTIONS = (
     "cupy-cuda12x",
     "cupy-cuda13x",
     "cuda-bindings",
+    *PACKAGES,
     "triton",
 )
 
@@ -50,12 +55,16 @@ This file is written by `vtensors env --markdown`.
 
 @attrs.frozen(kw_only=True)
 class Environment:
-    """What the command shows. versions: distribution -> version, None where it is not installed."""
+    """What the command shows. versions: distribution -> version, None where it is not installed.
+
+    warnings: what is known against the installed compiler on the GPUs that are here.
+    """
 
     switches: tuple[SwitchValue, ...]
     owners: dict[str, str]
     versions: dict[str, str | None]
     platform: dict[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 @click.command("env")
@@ -64,7 +73,12 @@ class Environment:
 def command(as_json: bool, markdown: bool) -> None:
     """Show every switch with its value, and the versions that matter in a report."""
     if as_json and markdown:
-        raise RequestError("--json and --markdown cannot be combined", fix="leave one of them out")
+        raise RequestError(
+            "--json and --markdown cannot be combined",
+            seen="both",
+            accepted="one of the two",
+            fix="leave one of them out",
+        )
     plugins = default_plugins()
     if markdown:
         owned = plugins.registry.switches.values()
@@ -75,8 +89,12 @@ def command(as_json: bool, markdown: bool) -> None:
 
 
 def read_environment(plugins: Plugins) -> Environment:
-    """The switches, versions and platform as they are now. Raises SwitchError for a bad value."""
+    """The switches, versions and platform as they are now.
+
+    Raises SwitchError for a bad value, and for a name in `VT_KERNELS` that is not there.
+    """
     switches = plugins.read_switches()
+    require_known_names(plugins, switches)
     return Environment(
         switches=tuple(switches.values[name] for name in sorted(switches.values)),
         owners={name: owned.plugin for name, owned in plugins.registry.switches.items()},
@@ -88,7 +106,22 @@ def read_environment(plugins: Plugins) -> Environment:
             "release": platform.release(),
             "machine": platform.machine(),
         },
+        warnings=compiler_warnings(),
     )
+
+
+def compiler_warnings() -> tuple[str, ...]:
+    """What is known against each installed NVRTC package, for each GPU that is here. Imports neither of them."""
+    devices = find_devices()
+    if isinstance(devices, str):
+        return ()
+    targets = [target_of(device.capability) for device in devices if device.capability >= OLDEST]
+    told = (
+        known_bad(version, target, installed_build(version))
+        for version in installed_versions()
+        for target in targets
+    )
+    return tuple(dict.fromkeys(line for line in told if line is not None))
 
 
 def markdown_of(switches: Iterable[Switch]) -> str:
@@ -124,6 +157,7 @@ def _json_of(environment: Environment) -> dict[str, object]:
         ],
         "versions": environment.versions,
         "platform": environment.platform,
+        "warnings": list(environment.warnings),
     }
 
 
@@ -136,11 +170,15 @@ def _text_of(environment: Environment) -> str:
     for title, facts in (("versions", environment.versions), ("platform", environment.platform)):
         lines.append(f"\n{title}")
         lines.extend(f"  {name.ljust(width)}  {value or 'not installed'}" for name, value in facts.items())
+    if environment.warnings:
+        lines += ["\nwarnings", *(f"  {text}" for text in environment.warnings)]
     return "\n".join(lines)
 
 
 def _shown(entry: SwitchValue) -> str:
     if isinstance(entry.value, bool):
         return "1" if entry.value else "0"
+    if isinstance(entry.value, float):
+        return f"{entry.value:g}"
     text = ",".join(entry.value) if isinstance(entry.value, tuple) else entry.value
     return text or "(empty)"

@@ -12,6 +12,7 @@ from vtensors.activations import MODES
 from vtensors.checkpoint import Checkpoint, open_checkpoint
 from vtensors.errors import RequestError
 from vtensors.inspection import activation_warnings
+from vtensors_kernels.compiling.nvrtc import find_toolkit
 from vtensors_plugins.commands.device_option import ASSUMED, ReportDevice, report_device
 from vtensors_plugins.commands.explain_lines import row_lines, total_line
 from vtensors_plugins.commands.explain_rows import ExplainRow, Totals, explain_rows
@@ -27,7 +28,7 @@ class Explanation:
     """What the command shows. notes: rules of `VT_KERNELS` that have no effect.
 
     in_vain: those of the notes that a load counts as fallbacks, and `VT_STRICT=fallbacks` refuses.
-    warnings: surprises about activation precision, as a load tells them.
+    warnings: surprises about activation precision, as a load tells them, and what is known against the compiler.
     times: per row, rows M -> microseconds or a reason; empty where not asked for.
     """
 
@@ -147,9 +148,13 @@ def explained(
         assumed=device.assumed,
     )
     times: list[Times] = []
+    doubts: list[str] = []
     if device.is_probed:
         from vtensors_plugins.commands.explain_probes import probed
 
+        toolkit = find_toolkit()
+        doubt = None if isinstance(toolkit, str) else toolkit.doubt(device.target)
+        doubts += [] if doubt is None else [doubt]
         groups = probed(checkpoint, groups)
     rows = explain_rows(checkpoint, groups, device)
     if timings:
@@ -165,7 +170,7 @@ def explained(
         rows=rows,
         notes=rules.notes(asked, registered),
         in_vain=rules.in_vain(asked, registered),
-        warnings=tuple(activation_warnings(checkpoint, checkpoint.activation_request(activations))),
+        warnings=(*activation_warnings(checkpoint, checkpoint.activation_request(activations)), *doubts),
         times=tuple(times),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from vtensors.counts import counted
 from vtensors.kernel_candidates import cost_in_words
 from vtensors.records import KernelSpec
 from vtensors_plugins.commands.explain_reasons import together, told_reasons
 from vtensors_plugins.commands.explain_rows import ExplainRow, SegmentRow, Totals
-from vtensors_plugins.commands.kernel_facts import applies_to, takes_activations_of
+from vtensors_plugins.commands.kernel_facts import UNTESTED, applies_to, takes_activations_of
 from vtensors_plugins.commands.schemes_table import TIED, hanging, size
 
 _INDENT = "    "
@@ -66,13 +67,13 @@ def row_lines(
 def total_line(totals: Totals, in_vain: int = 0) -> str:
     """Fallbacks, what runs on the reference, and bytes, in one line. in_vain: rules that no kernel can follow."""
     count = totals.fallbacks
-    words = f"{count:,} fallback{'s' if count > 1 else ''}" if count else "no fallback"
+    words = counted(count, "fallback") if count else "no fallback"
     if in_vain:
-        rules = f"{in_vain:,} rule{'s' if in_vain > 1 else ''} in vain"
+        rules = f"{counted(in_vain, 'rule')} in vain"
         words = f"{words}, {rules}" if count else rules
     more = "" if totals.complete else " and more that is not told"
     return (
-        f"{words}; {totals.on_reference:,} of {totals.weights:,} weights on the reference; "
+        f"{words}; {totals.on_reference:,} of {counted(totals.weights, 'weight')} on the reference; "
         f"{size(totals.stored)} stored, {size(totals.prepared)}{more} prepared"
     )
 
@@ -87,7 +88,8 @@ def _kernel_words(segment: SegmentRow) -> str:
         card = f" for {segment.modelled_for}" if segment.modelled_for else ""
         cost = f", {cost_in_words(segment.cost)} {'measured' if segment.measured else f'modelled{card}'}"
     state = f" ({segment.state})" if segment.state == "compiled, not run" else ""
-    return f"{segment.kernel}{state}, layout {segment.layout}{cost}"
+    untested = f" ({UNTESTED})" if segment.untested else ""
+    return f"{segment.kernel}{state}{untested}, layout {segment.layout}{cost}"
 
 
 def _speaks(name: str, row: ExplainRow, kernels: Mapping[str, KernelSpec]) -> bool:

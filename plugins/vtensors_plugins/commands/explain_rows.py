@@ -28,14 +28,16 @@ _FAILED = "failed "
 class SegmentRow:
     """The kernel of a range of rows. cost: microseconds at its fewest rows, None for a reference kernel.
 
-    modelled_for: the card that the cost is an estimate for; None where it is measured or nobody says.
-    state: as in `kernel_facts.KernelFacts`. lost: why each other kernel of the op is not used there.
+    untested: whether nothing tests the kernel before it is used. modelled_for: the card that the cost is an estimate
+    for; None where it is measured or nobody says. state: as in `kernel_facts.KernelFacts`. lost: why each other kernel
+    of the op is not used there.
     """
 
     tokens: tuple[int, int | None]
     kernel: str
     layout: str
     reference: bool
+    untested: bool
     cost: float | None
     measured: bool
     modelled_for: str | None
@@ -120,6 +122,7 @@ class ExplainRow:
                     "measured": segment.measured,
                     "modelled_for": segment.modelled_for,
                     "state": segment.state,
+                    "self_tested": not segment.untested,
                     "lost": [{"kernel": name, "reason": reason} for name, reason in segment.lost],
                 }
                 for segment in self.segments
@@ -227,6 +230,7 @@ def _segment(segment: Segment, kernels: Kernels, device: ReportDevice) -> Segmen
         kernel=kernel.name,
         layout=kernel.layout,
         reference=reference,
+        untested=kernel.untested,
         cost=None if reference else best.cost,
         measured=best.measured,
         modelled_for=None if owner is None or best.measured else modelled_for(kernel, owner.distribution),

@@ -13,8 +13,10 @@ import click
 
 from vtensors.activations import MODES
 from vtensors.checkpoint import Checkpoint, open_checkpoint
+from vtensors.counts import counted
 from vtensors.errors import RequestError
 from vtensors.inspection import has_findings, inspection, module_report, unclaimed_reports
+from vtensors.matching import nearest
 from vtensors_plugins.commands.lock_option import lock_option
 
 
@@ -82,7 +84,12 @@ def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, a
     try:
         wanted = re.compile(pattern)
     except re.error as problem:
-        raise RequestError("--module is not a regular expression", seen=repr(pattern)) from problem
+        raise RequestError(
+            f"--module is not a regular expression: {problem}",
+            seen=repr(pattern),
+            accepted="a Python regular expression that is found in a module's name, such as 'layers.0.*q_proj'",
+            fix="escape what is meant literally with a backslash",
+        ) from problem
     request = checkpoint.activation_request(activations)
     found = [
         module_report(checkpoint, module, request)
@@ -92,7 +99,16 @@ def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, a
     names = [name for name in checkpoint.claims.unclaimed if wanted.search(name)]
     unclaimed = unclaimed_reports(checkpoint, names)
     if not found and not unclaimed:
-        raise RequestError("no module matches", file=str(checkpoint.provenance.source), seen=repr(pattern))
+        near = nearest(pattern, checkpoint.modules)
+        raise RequestError(
+            "no module matches",
+            file=str(checkpoint.provenance.source),
+            seen=f"--module {pattern!r}",
+            accepted="a regular expression that is found in the name of one of "
+            + counted(len(checkpoint.modules), "module")
+            + (f", such as {near!r}" if near else ""),
+            fix="list the modules with --tree",
+        )
     if as_json:
         click.echo(json.dumps({"modules": found, "unclaimed": unclaimed}, indent=1))
         return

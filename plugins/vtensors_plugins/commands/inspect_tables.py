@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from vtensors.counts import agreeing, counted
+from vtensors_plugins.commands.console import CommandConsole
 from vtensors_plugins.commands.schemes_table import hanging, schemes_table, size
 
 _LAYER = re.compile(r"^(.*?layers\.\d+)\.(.+)$")
@@ -20,14 +22,14 @@ _COLORS = {"conflict": "yellow", "warning": "yellow", "refused": "red"}
 
 def print_report(report: dict[str, Any], console: Console | None = None) -> None:
     """The whole report: provenance, schemes, waived tensors, conflicts, warnings, problems."""
-    console = console or Console(highlight=False)
+    console = console or CommandConsole(highlight=False)
     _print_provenance(report, console)
     console.print()
     console.print(schemes_table(report["schemes"], console.width), markup=False, soft_wrap=True)
     console.print()
     for row in report["waived"]:
-        counted = f"{row['tensors']:>7,} tensors  {size(row['bytes']):>7}"
-        _say(console, f"waived   {counted}  ", row["reason"])
+        tensors = f"{row['tensors']:>7,} {agreeing(row['tensors'], 'tensor ', 'tensors')}"
+        _say(console, f"waived   {tensors}  {size(row['bytes']):>7}  ", row["reason"])
     for row in report["conflicts"]:
         count = f" ({row['modules']:,} modules)" if row["modules"] > 1 else ""
         _say(console, "conflict ", f"{row['where']}{count}")
@@ -63,8 +65,8 @@ def _print_provenance(report: dict[str, Any], console: Console) -> None:
     commit = f" @ {provenance['commit']}" if provenance.get("commit") else ""
     console.print(f"[bold]{escape(str(source))}[/]{commit}", soft_wrap=True)
     known = "" if report["plugin"] else " (no architecture plugin knows it)"
-    files = "1 shard" if len(shards) == 1 else f"{len(shards):,} shards"
-    total = f"{size(report['total_bytes'])} in {report['tensors']:,} tensors, {files}"
+    tensors, files = counted(report["tensors"], "tensor"), counted(len(shards), "shard")
+    total = f"{size(report['total_bytes'])} in {tensors}, {files}"
     _say(console, "  ", f"{report['architecture']}{known}, {total}")
     _say(console, "  declared  ", "; ".join(report["declared"]) or "no quantization")
     kv = report["kv_cache"]
@@ -76,10 +78,10 @@ def _print_provenance(report: dict[str, Any], console: Console) -> None:
 
 def print_tree(modules: Iterable[dict[str, Any]], console: Console | None = None) -> None:
     """Every module below its layer; experts of one layer that are alike are counted on one line."""
-    console = console or Console(highlight=False)
+    console = console or CommandConsole(highlight=False)
     root = Tree("modules")
     branches: dict[str, Tree] = {}
-    counted: dict[tuple[str, str, str], int] = {}
+    alike: dict[tuple[str, str, str], int] = {}
     for module in modules:
         found = _LAYER.match(module["module"])
         branch, name = (found[1], found[2]) if found else ("", module["module"])
@@ -87,8 +89,8 @@ def print_tree(modules: Iterable[dict[str, Any]], console: Console | None = None
         if expert:
             name = f"{expert[1]}.*.{expert[2]}"
         key = (branch, name, _line(module))
-        counted[key] = counted.get(key, 0) + 1
-    for (branch, name, line), count in counted.items():
+        alike[key] = alike.get(key, 0) + 1
+    for (branch, name, line), count in alike.items():
         if branch and branch not in branches:
             branches[branch] = root.add(branch)
         times = f" x{count}" if count > 1 else ""
@@ -106,7 +108,7 @@ def print_modules(
     modules: Iterable[dict[str, Any]], unclaimed: Iterable[dict[str, Any]], console: Console | None = None
 ) -> None:
     """Each module explained: tensors, evidence, declared, found."""
-    console = console or Console(highlight=False)
+    console = console or CommandConsole(highlight=False)
     for module in modules:
         console.print(
             f"[bold]{escape(module['module'])}[/]  " + escape(f"{module['scheme']} {module['shape']}")

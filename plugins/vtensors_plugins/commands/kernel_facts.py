@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 
 from vtensors.kernel_candidates import refusal_of, rows_in_words
+from vtensors.kernel_rules import SWITCH, KernelRules
 from vtensors.kernel_targets import reason_against, specificity
 from vtensors.manager import Plugins
 from vtensors.plugin_candidates import OWN_DISTRIBUTION
 from vtensors.records import KernelRequest, KernelSpec
+from vtensors.switches import Switches
 from vtensors_kernels.ops import OPS
 from vtensors_plugins.commands.device_option import ReportDevice
 
@@ -21,6 +23,8 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _OP_NAMES = tuple(op.name for op in OPS)
 # The card that the cost models of this distribution's kernels were fitted to, whatever the target.
 MODELLED_FOR = "an H200"
+# Of a kernel that nothing holds against the reference before it is used.
+UNTESTED = "not self-tested"
 # Stands for "anything that dequantises".
 _ANY_SCHEME = "bf16"
 
@@ -30,7 +34,7 @@ class KernelFacts:
     """A kernel, who brings it, and what it is to the device. reason: why it cannot serve it, None if it can.
 
     state: `run` or `compiled, not run` for a compiled kernel of this distribution; None where that says nothing
-    (plain torch, a CPU, a third party's).
+    (plain torch, a CPU, a third party's). A kernel that nothing tests before it is used is `kernel.untested`.
     """
 
     kernel: KernelSpec
@@ -55,6 +59,7 @@ class KernelFacts:
             "serves": self.reason is None,
             "reason": self.reason,
             "state": self.state,
+            "self_tested": not kernel.untested,
         }
 
     @property
@@ -76,6 +81,12 @@ def kernel_facts(plugins: Plugins, device: ReportDevice) -> list[KernelFacts]:
         )
         for entry in sorted(owned, key=lambda entry: (entry.record.op, entry.record.name))
     ]
+
+
+def require_known_names(plugins: Plugins, switches: Switches) -> None:
+    """Raises SwitchError as a load would, where `VT_KERNELS` names no kernel or no scheme of the enabled plugins."""
+    if SWITCH in switches.values:
+        KernelRules.of(switches.text(SWITCH), plugins.registry)
 
 
 def reason_against_device(kernel: KernelSpec, device: ReportDevice) -> str | None:

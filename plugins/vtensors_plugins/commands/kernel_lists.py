@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
+from vtensors.counts import counted
 from vtensors_plugins.commands.device_option import state_words
-from vtensors_plugins.commands.kernel_facts import KernelFacts
+from vtensors_plugins.commands.kernel_facts import UNTESTED, KernelFacts
 from vtensors_plugins.commands.schemes_table import hanging
 
 _INDENT = "    "
@@ -18,16 +20,16 @@ Value = TypeVar("Value")
 def serving_lines(facts: Sequence[KernelFacts], width: int) -> list[str]:
     """A heading for each plugin and state, one for each op with schemes and targets, a line per kernel.
 
-    The line has the kernel's name, rows M and layout, in columns where those of the heading fit the width; a name is
-    never parted.
+    The line has the kernel's name, rows M and layout, and says where it has no self-test; in columns where those of the
+    heading fit the width. A name is never parted.
     """
     lines: list[str] = []
     for source, entries in _grouped((_source(entry), entry) for entry in facts):
-        lines += ["", f"{source}: {_counted(len(entries))}"]
+        lines += ["", f"{source}: {counted(len(entries), 'kernel')}"]
         for (op, what), same in _grouped(((e.kernel.op, _what(e)), e) for e in entries):
             lines.append(hanging(f"{_GAP}{op}{_GAP}", what, width))
             rows = [_cells(entry) for entry in same]
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
             fits = len(_INDENT) + sum(widths) + len(_GAP) * (len(widths) - 1) <= width
             lines += [_columns(cells, widths) if fits else _below(cells, width) for cells in rows]
     return lines
@@ -37,7 +39,7 @@ def refused_lines(facts: Sequence[KernelFacts], width: int) -> list[str]:
     """For each reason how many kernels it stands against, and their names folded."""
     lines: list[str] = []
     for reason, entries in _grouped((str(entry.reason), entry) for entry in facts):
-        lines.append(hanging(_GAP, f"{reason}: {_counted(len(entries))}", width))
+        lines.append(hanging(_GAP, f"{reason}: {counted(len(entries), 'kernel')}", width))
         lines += [
             hanging(_INDENT, text, width) for text in folded((e.kernel.op, e.kernel.name) for e in entries)
         ]
@@ -70,7 +72,7 @@ def _braced(parts: Sequence[str]) -> str:
 
 
 def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(size) for cell, size in zip(cells, widths, strict=True))
+    padded = (cell.ljust(size) for cell, size in zip(cells, widths, strict=False))
     return f"{_INDENT}{_GAP.join(padded)}".rstrip()
 
 
@@ -89,11 +91,8 @@ def _what(entry: KernelFacts) -> str:
 
 
 def _cells(entry: KernelFacts) -> tuple[str, ...]:
-    return entry.kernel.name, entry.rows, entry.kernel.layout
-
-
-def _counted(count: int) -> str:
-    return f"{count} kernel{'s' if count > 1 else ''}"
+    untested = (UNTESTED,) if entry.kernel.untested else ()
+    return entry.kernel.name, entry.rows, entry.kernel.layout, *untested
 
 
 def _grouped(pairs: Iterable[tuple[Key, Value]]) -> list[tuple[Key, list[Value]]]:

@@ -10,24 +10,29 @@ from typing import Any
 import attrs
 import click
 
+from vtensors.counts import counted
 from vtensors.manager import default_plugins
 from vtensors_kernels.compiling.cubin_cache import default_cache_folder
 from vtensors_kernels.compiling.nvrtc import Toolkit, find_toolkit
 from vtensors_plugins.commands.device_option import ReportDevice, report_device
-from vtensors_plugins.commands.kernel_facts import KernelFacts, kernel_facts
+from vtensors_plugins.commands.kernel_facts import KernelFacts, kernel_facts, require_known_names
 from vtensors_plugins.commands.kernel_lists import refused_lines, serving_lines
 from vtensors_plugins.commands.schemes_table import hanging
 
 # Folder below the cache folder and what ends the names of its entries.
-_CACHES = {"cubin": ".cubin", "verdicts": ""}
+_CACHES = {"cubin": ".cubin", "verdicts": ".json"}
 
 
 @attrs.frozen(kw_only=True)
 class Compiler:
-    """The kernel compiler. toolkit: None where there is none. problem: why it cannot compile for the device."""
+    """The kernel compiler. toolkit: None where there is none. problem: why it cannot compile for the device.
+
+    doubt: what is known against it for the device.
+    """
 
     toolkit: Toolkit | None
     problem: str | None
+    doubt: str | None = None
 
 
 @click.command("kernels")
@@ -39,10 +44,12 @@ class Compiler:
 def command(device: str | None, assume: str | None, as_json: bool) -> None:
     """List every kernel: what it computes, for which devices, and whether it can serve this one.
 
-    Nothing is compiled or launched. Exit 0, or 2 for a device that is not there.
+    Nothing is compiled or launched. Exit 0, or 2 for a device that is not there and for a VT_KERNELS that names what is
+    not there.
     """
-    chosen = report_device(device, assume)
-    facts = kernel_facts(default_plugins(), chosen)
+    chosen, plugins = report_device(device, assume), default_plugins()
+    require_known_names(plugins, plugins.read_switches())
+    facts = kernel_facts(plugins, chosen)
     compiler = find_compiler(chosen)
     if as_json:
         click.echo(json.dumps(_json_of(chosen, compiler, facts), indent=1))
@@ -57,8 +64,10 @@ def find_compiler(device: ReportDevice) -> Compiler:
     found = find_toolkit()
     if isinstance(found, str):
         return Compiler(toolkit=None, problem=found)
-    needed = device.capability is not None and not found.knows(device.target)
-    return Compiler(toolkit=found, problem=found.refusal(device.target) if needed else None)
+    if device.capability is None:
+        return Compiler(toolkit=found, problem=None)
+    problem = None if found.knows(device.target) else found.refusal(device.target)
+    return Compiler(toolkit=found, problem=problem, doubt=found.doubt(device.target))
 
 
 def text_lines(
@@ -69,6 +78,8 @@ def text_lines(
     if device.note:
         lines.append(hanging("          ", device.note, width))
     lines.append(hanging("compiler  ", _compiler_words(compiler), width))
+    if compiler.doubt:
+        lines.append(hanging("warning   ", compiler.doubt, width))
     folder = default_cache_folder()
     lines.append(hanging("cache     ", f"{folder} ({', '.join(_cache_words(folder))})", width))
     lines += serving_lines([entry for entry in facts if entry.reason is None], width)
@@ -86,7 +97,7 @@ def _compiler_words(compiler: Compiler) -> str:
 
 
 def _cache_words(folder: Path) -> list[str]:
-    return [f"{count} {name}" for name, count in _cache_counts(folder).items()]
+    return [counted(count, name.removesuffix("s")) for name, count in _cache_counts(folder).items()]
 
 
 def _cache_counts(folder: Path) -> dict[str, int]:
@@ -108,6 +119,7 @@ def _json_of(device: ReportDevice, compiler: Compiler, facts: Sequence[KernelFac
             "name": None if toolkit is None else toolkit.name,
             "targets": [] if toolkit is None else [f"sm_{number}" for number in toolkit.targets],
             "problem": compiler.problem,
+            "doubt": compiler.doubt,
         },
         "cache": {"folder": str(folder), **_cache_counts(folder)},
         "kernels": [entry.to_json() for entry in facts],

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from vtensors.checkpoint import open_checkpoint
+from vtensors.counts import counted
 from vtensors.lock import LOCK_NAME, differences, make_lock, read_lock, write_lock
 
 
@@ -36,8 +37,8 @@ def command(source: str, revision: str | None, output: str, as_json: bool) -> No
     click.echo(f"{lock.source}{commit}")
     files = sum(digest is not None for digest in lock.files.values())
     click.echo(
-        f"{path}: {len(lock.shards):,} shards, {files} files, {lock.modules:,} modules of "
-        f"{len(lock.groups)} kinds, {path.stat().st_size:,} bytes"
+        f"{path}: {counted(len(lock.shards), 'shard')}, {counted(files, 'file')}, {counted(lock.modules, 'module')} "
+        f"of {counted(len(lock.groups), 'kind')}, {counted(path.stat().st_size, 'byte')}"
     )
     if before is not None:
         click.echo("\n".join(moved) if moved else "Nothing has moved since the lock that was there.")

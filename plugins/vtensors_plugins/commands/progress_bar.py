@@ -16,7 +16,6 @@ def progress_bar(task: str, total: int, *, quiet: bool = False) -> Iterator[Call
     if quiet or not sys.stderr.isatty():
         yield lambda count: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -26,6 +25,8 @@ def progress_bar(task: str, total: int, *, quiet: bool = False) -> Iterator[Call
         TransferSpeedColumn,
     )
 
+    from vtensors_plugins.commands.console import CommandConsole
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -33,6 +34,6 @@ def progress_bar(task: str, total: int, *, quiet: bool = False) -> Iterator[Call
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=CommandConsole(stderr=True), transient=True) as progress:
         entry = progress.add_task(task, total=total)
         yield lambda count: progress.advance(entry, count)

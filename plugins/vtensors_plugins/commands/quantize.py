@@ -70,7 +70,12 @@ def command(
     checkpoint = open_checkpoint(source, revision, download=not dry_run, lock=lock)
     target, scheme = parse_target(checkpoint.plugins, to)
     if scheme is not None:
-        raise RequestError("the recipe decides the schemes", seen=f"--to {to}", accepted="--to CONVENTION")
+        raise RequestError(
+            "the recipe decides the schemes",
+            seen=f"--to {to}",
+            accepted="--to CONVENTION",
+            fix=f"give --to {to.partition(':')[0]}, and a recipe of that scheme",
+        )
     options = QuantizeOptions(
         share_scales=share_scales, mse=mse, four_over_six=four_over_six, skip=skip, arithmetic=arithmetic
     )

@@ -7,6 +7,7 @@ import json
 
 import click
 
+from vtensors.counts import counted
 from vtensors.errors import RequestError
 from vtensors.lock import check_lock
 from vtensors.verification.opening import open_tolerantly
@@ -45,13 +46,21 @@ def command(
     if against is not None and (structure_only or not has_torch):
         raise RequestError(
             "--against reads values" + ("" if has_torch else ", which needs torch"),
+            seen="--structure-only" if has_torch else "torch is not installed",
+            accepted="--against with torch, and without --structure-only",
             fix="leave --structure-only out" if has_torch else "install torch",
         )
     if not structure_only and not has_torch:
         click.echo("torch is not installed: values are not looked at, headers and files only", err=True)
     reference = open_tolerantly(against) if against is not None else None
     if reference is not None and (reference.checkpoint is None or reference.root is None):
-        raise RequestError("the reference cannot be read", file=against, fix="verify it by itself first")
+        raise RequestError(
+            "the reference cannot be read",
+            file=against,
+            seen="not a checkpoint whose weights are on this machine",
+            accepted="an unquantized checkpoint",
+            fix="verify it by itself first",
+        )
     opened = open_tolerantly(source, revision)
     if lock is not None and opened.checkpoint is not None:
         check_lock(opened.checkpoint, lock)
@@ -84,9 +93,9 @@ def _print(report: Report) -> None:
     _print_comparisons(report)
     errors = sum(found.severity == "error" for found in report.findings)
     warnings = len(report.findings) - errors
-    looked = f"{report.checked_tensors:,} tensors, {report.checked_bytes / 1e6:,.1f} MB read"
-    counted = f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
-    click.echo(f"{counted}; {looked}{'' if report.values else ' (headers only)'}")
+    looked = f"{counted(report.checked_tensors, 'tensor')}, {report.checked_bytes / 1e6:,.1f} MB read"
+    total = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    click.echo(f"{total}; {looked}{'' if report.values else ' (headers only)'}")
 
 
 def _print_comparisons(report: Report) -> None:
@@ -102,7 +111,3 @@ def _print_comparisons(report: Report) -> None:
             f"{row['max_abs_error']:9.3g}  {row['verdict']}"
         )
     click.echo()
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"

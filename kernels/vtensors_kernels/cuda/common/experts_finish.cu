@@ -26,10 +26,11 @@ extern "C" __global__ __launch_bounds__(kThreads) void experts_finish(
     const float* y,                    // [pairs, N] of each expert, not weighted; as ptx.cuh says of what kernels write
     const int* chosen,                 // [M, top], likewise
     const float* weights,              // [M, top], likewise
-    const unsigned short* gate,        // [M] logits of the shared expert's weight, likewise, or null
+    const unsigned short* gate,        // [M] logits of the shared expert's weight, gate_stride apart, likewise, or null
     const unsigned short* shared,      // [M, N], likewise, or null
     const unsigned short* residual,    // [M, N], likewise, or null
     unsigned short* __restrict__ out,  // [M, N]
+    long long gate_stride,
     int m, int top,
     int experts,                       // without the shared one
     int slots, int n)
@@ -38,17 +39,20 @@ extern "C" __global__ __launch_bounds__(kThreads) void experts_finish(
   wait_for_predecessors();
   const int column = 4 * (blockIdx.x * kThreads + threadIdx.x), token = blockIdx.y;
   if (column >= n) return;
+  const unsigned short* own_gate = gate == nullptr ? nullptr : gate + token * gate_stride;
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 4
   for (int slot = 0; slot < slots; ++slot) {
     const long long pair = slot < top ? token * top + slot : m * top + token;
     const float4 one = weighted(*reinterpret_cast<const float4*>(y + pair * n + column),
-                                slot_weight(weights, chosen, gate, token, slot, top, experts));
+                                slot_weight(weights, chosen, own_gate, token, slot, top, experts));
     sum = slot == 0 ? one : added(sum, one);
   }
   const long long at = static_cast<long long>(token) * n + column;
-  if (shared != nullptr)
-    sum = added(sum, weighted(load_four(shared + at), slot_weight(weights, chosen, gate, token, top, top, experts)));
+  if (shared != nullptr) {
+    const float weight = slot_weight(weights, chosen, own_gate, token, top, top, experts);
+    sum = added(sum, weighted(load_four(shared + at), weight));
+  }
   if (residual != nullptr) sum = added(sum, load_four(residual + at));
   *reinterpret_cast<uint2*>(out + at) = make_uint2(narrow_pair(sum.x, sum.y), narrow_pair(sum.z, sum.w));
 }

@@ -1,19 +1,12 @@
 // Rows of E4M3 codes as stored -> the code bytes of the packed layout of fp8_packed.cuh, bits moved and nothing else.
 //
-// Shapes: any N; K a multiple of 16. Stored row i becomes packed row first_row + i, or, interleaved,
-// 16 (i / 8) + i % 8 + first_row (0: gate, 8: up). Columns from K to the end of the last block become zeros; rows that
-// no stored row goes to are left alone, and so is what a block holds behind its codes.
-// One thread moves 32 columns of a row: lanes 4 r + c of a warp take rows r of 8 and columns 32 c of one block,
-// so that a warp writes twice 512 contiguous bytes. Block: kThreads; grid x covers ceil(N / 8) * ceil(K / 128) warps.
-// Alignment: codes and blocks 16 bytes. Shared memory: none. Arch: all.
+// Shapes: any N; K a multiple of 16. Columns from K to the end of the last block become zeros; rows that no stored row
+// goes to are left alone, and so is what a block holds behind its codes. A warp writes twice 512 contiguous bytes.
+// Threads, block and grid: repack_place.cuh. Alignment: codes and blocks 16 bytes. Shared memory: none. Arch: all.
 
 #include "include/fp8_packed.cuh"
+#include "include/repack_place.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kWarp = 32;
-constexpr int kRowsPerWarp = 8;
-constexpr int kColumnsPerThread = 32;
-static_assert(kRowsPerWarp * (kStepColumns / kColumnsPerThread) == kWarp, "a warp moves half a block");
 static_assert(kTileRows * kStepColumns == kCodeBytes, "a block holds a byte per code");
 
 // A code where pair 0 and pair 1 of a word have it, in the low half.
@@ -48,7 +41,7 @@ extern "C" __global__ __launch_bounds__(kThreads) void repack_fp8(
   const long long step = warp % steps;
   const int quarter = lane % 4;
   const long long column = step * kStepColumns + quarter * kColumnsPerThread;
-  const long long target = interleaved ? row / 8 * 16 + row % 8 + first_row : row + first_row;
+  const long long target = packed_row(row, first_row, interleaved);
 
   // Chunks of 8 columns: words 0 1, 2 3 of the first half, then of the second.
   uint4 halves[2];

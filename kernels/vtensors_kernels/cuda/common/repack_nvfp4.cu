@@ -2,20 +2,13 @@
 //   element 2 p + h of a word = half h of pair p;  scale byte = (x + 10) << 3 | mmm of 2^x * 1.mmm.
 // Codes under a zero scale become zero (of their sign), as their product is.
 //
-// Shapes: any N; K a multiple of 16 (32 for groups of 32). Stored row i becomes packed row first_row + i, or,
-// interleaved, 16 (i / 8) + i % 8 + first_row (0: gate, 8: up). Columns from K to the end of the last block
-// become zeros; rows that no stored row goes to are left alone.
-// One thread moves 32 columns of a row: lanes 4 r + c of a warp take rows r of 8 and columns 32 c of one block,
-// so that a warp writes 512 contiguous bytes. Block: kThreads; grid x covers ceil(N / 8) * ceil(K / 128) warps.
-// Alignment: codes 8 bytes, blocks 16 bytes. Shared memory: none. Arch: all.
+// Shapes: any N; K a multiple of 16 (32 for groups of 32). Columns from K to the end of the last block become zeros;
+// rows that no stored row goes to are left alone. A warp writes 512 contiguous bytes.
+// Threads, block and grid: repack_place.cuh. Alignment: codes 8 bytes, blocks 16 bytes. Shared memory: none. Arch: all.
 
 #include "include/nvfp4_packed.cuh"
+#include "include/repack_place.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kWarp = 32;
-constexpr int kRowsPerWarp = 8;
-constexpr int kColumnsPerThread = 32;
-static_assert(kThreads % kWarp == 0 && kRowsPerWarp * (kStepColumns / kColumnsPerThread) == kWarp, "a warp per half block");
 static_assert(kTileRows * kStepColumns / 2 == kCodeBytes && kBlockBytes == kCodeBytes + kTileRows * kStepColumns / 16,
               "a block holds its codes and one scale byte per 16 of them");
 
@@ -61,7 +54,7 @@ extern "C" __global__ __launch_bounds__(kThreads) void repack_nvfp4(
   const long long step = warp % steps;
   const int quarter = lane % 4;
   const long long column = step * kStepColumns + quarter * kColumnsPerThread;
-  const long long target = interleaved ? row / 8 * 16 + row % 8 + first_row : row + first_row;
+  const long long target = packed_row(row, first_row, interleaved);
 
   unsigned words[4] = {0u, 0u, 0u, 0u};
   unsigned scales = 0;

@@ -5,6 +5,8 @@
 // expert's, which is expert number `experts`. An item is one expert and up to kTileTokens of its pairs, or all of them,
 // as the list is given.
 
+#include "include/experts_early_ptx.cuh"
+
 // The most pairs among which a block finds those of its expert by itself.
 constexpr int kMostPairs = 256;
 
@@ -23,18 +25,23 @@ __device__ __forceinline__ Item shared_item(int index, int m, int top, int exper
 // The item that group_experts has listed: grouped[0] items, of four numbers each (expert, first, count, 0) from
 // grouped[4] on, pairs behind the `bound` places for items.
 __device__ __forceinline__ Item listed_item(const int* grouped, int index, int bound) {
-  if (index >= grouped[0]) return {-1, nullptr, 0, 0};
+  if (index >= load_early(grouped)) return {-1, nullptr, 0, 0};
   const int* item = grouped + 4 + 4 * index;
-  return {item[0], grouped + 4 + 4 * bound + item[1], 0, item[2]};
+  return {load_early(item), grouped + 4 + 4 * bound + load_early(item + 1), 0, load_early(item + 2)};
+}
+
+// A pair of the only token, whose experts differ.
+__device__ __forceinline__ Item lone_item(const int* chosen, int pair) {
+  return {load_early(chosen + pair), nullptr, pair, 1};
 }
 
 // All pairs of the expert of a pair, in order, into this warp's list: where that pair is the first of them. Warps of a
 // block find the same.
 __device__ __forceinline__ Item found_item(const int* chosen, int pair, int pairs, unsigned short* list, int lane) {
-  const int expert = chosen[pair], words = (pairs + 31) / 32;
+  const int expert = load_early(chosen + pair), words = (pairs + 31) / 32;
   int others[kMostPairs / 32];
 #pragma unroll
-  for (int j = 0; j < kMostPairs / 32; ++j) others[j] = 32 * j + lane < pairs ? chosen[32 * j + lane] : -1;
+  for (int j = 0; j < kMostPairs / 32; ++j) others[j] = 32 * j + lane < pairs ? load_early(chosen + 32 * j + lane) : -1;
   int count = 0, first = pairs;
 #pragma unroll
   for (int j = 0; j < kMostPairs / 32; ++j) {

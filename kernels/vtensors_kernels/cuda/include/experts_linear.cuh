@@ -9,16 +9,21 @@
 // pair's result is the same bits whatever other pairs there are: experts_stream.cuh says in which order it is summed.
 //
 // Where `grouped` is null a block is of a pair and computes all pairs of its expert if that pair is the first of them
-// (up to kMostPairs pairs in all, kTileTokens at a time); else it is of an item that group_experts has listed. Pairs
-// of an expert outside 0 .. experts - 1 are not computed.
+// (up to kMostPairs pairs in all, kTileTokens at a time; a token alone has each of its experts once); else it is of an
+// item that group_experts has listed. Pairs of an expert outside 0 .. experts - 1 are not computed.
 // Grid: x ceil(row tiles of an expert / tiles_per_block), y `bound` (the pairs, or the most items that there may be)
 // + ceil(M / kTileTokens) where there is a shared expert. Block: kThreads. Dynamic shared memory: tiles_per_block *
-// kSegments * kTokenTiles * 512 bytes. x and out 16-byte aligned. Arch: sm_80 and newer.
+// (kSegments * kTokenTiles * 512 + 64) bytes. x and out 16-byte aligned. Arch: sm_80 and newer.
+//
+// Its dependents are launched after its own wait, so that what came before this kernel (the choice of experts above
+// all) is there when they start: epilogue 1, which is a dependent of epilogue 0, finds its experts and asks for weights
+// before it waits for x. Epilogue 0 does so for the shared expert, whose place is no choice.
 
 #include "include/experts_stream.cuh"
 
 #include "include/experts_items.cuh"
 #include "include/row_values.cuh"
+#include "include/staged_copies_ptx.cuh"
 
 #ifndef VT_EPILOGUE
 #define VT_EPILOGUE 0
@@ -36,7 +41,7 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION
     const unsigned char* __restrict__ blocks,  // [all experts' row tiles, ceil(K / 128), kBlockBytes]
     const float* __restrict__ row_scale,       // [16 * all experts' row tiles]
     const unsigned short* x,                   // [M or pairs, K] bf16 or f16; as ptx.cuh says of what kernels write
-    const int* chosen,                         // [M, top] experts, likewise
+    const int* chosen,                         // [M, top] experts; with epilogue 1 read early (experts_early_ptx.cuh)
     const int* grouped,                        // of group_experts, likewise, or null
     void* __restrict__ out,                    // [pairs, N / 2] bf16 or f16, or [pairs, N] float32
     int m, int top,
@@ -48,19 +53,29 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ unsigned short lists[kWarps][kMostPairs];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, c = lane & 3;
-  launch_dependents();
-  wait_for_predecessors();
-
   const int index = static_cast<int>(blockIdx.y), pairs = m * top;
+  const bool early = VT_EPILOGUE == 1 || index >= bound;
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  if (!early) wait();
+
   unsigned short* list = lists[warp];
   Item item;
-  if (index >= bound) {
+  if (index >= bound)
     item = shared_item(index - bound, m, top, experts);
-  } else {
-    item = grouped != nullptr ? listed_item(grouped, index, bound) : found_item(chosen, index, pairs, list, lane);
-    if (item.expert < 0 || item.expert >= experts) return;
+  else if (grouped != nullptr)
+    item = listed_item(grouped, index, bound);
+  else if (m == 1)
+    item = lone_item(chosen, index);
+  else
+    item = found_item(chosen, index, pairs, list, lane);
+  if (index < bound && (item.expert < 0 || item.expert >= experts)) {
+    if (early) wait_for_predecessors();  // no kernel is complete before those that it follows
+    return;
   }
-  const bool consecutive = index >= bound, is_listed = item.listed != nullptr;
+  const bool is_listed = item.listed != nullptr, consecutive = index >= bound || (m == 1 && !is_listed);
   const auto pair_of = [&](int i) {
     return consecutive ? item.first + i : is_listed ? item.listed[i] : static_cast<int>(list[i]);
   };
@@ -71,7 +86,7 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION
   const Columns columns(k, segment);
   const long long expert_tile = static_cast<long long>(item.expert) * tiles + first_tile;
   const int units = (own_tiles - turn + kUnits - 1) / kUnits;
-  const unsigned sums_at = shared_address(memory);
+  const unsigned sums_at = shared_address(memory), scales_at = sums_at + tiles_per_block * kSegments * kSegmentBytes;
   const long long to_next = static_cast<long long>(kUnits * columns.steps - columns.length) * kBlockBytes;
   // Where this lane's sums of eight tokens go: rows g, g + 8 of tokens 2 c, 2 c + 1; four lines of two tokens further,
   // a turn is whole.
@@ -83,38 +98,46 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION
   for (int done = 0; done < item.count; done += kTileTokens) {
     const int count = min(kTileTokens, item.count - done);
     if (done > 0) __syncthreads();
-    if (units > 0)
-      multiply_units(
-          units, columns, lane,
-          [&] { return blocks + ((expert_tile + turn) * columns.steps + columns.first) * kBlockBytes; },
-          [&](int, const unsigned char* at) { return at + to_next; },
-          [&](const unsigned short*(&to)[kTokenTiles]) {
+    multiply_units(
+        units, columns, lane,
+        [&] { return blocks + ((expert_tile + turn) * columns.steps + columns.first) * kBlockBytes; },
+        [&](int, const unsigned char* at) { return at + to_next; },
+        [&] {
+          // The block's scales of rows, sixteen a tile.
+          const float* scales = row_scale + expert_tile * kTileRows;
+          for (int i = threadIdx.x; i < 4 * own_tiles && done == 0; i += kThreads)
+            copy_or_zero<16>(scales_at + 16 * i, scales + 4 * i, true);
+          commit_copies();
+          if (early) wait();
+        },
+        [&](const unsigned short*(&to)[kTokenTiles]) {
 #pragma unroll
-            for (int t = 0; t < kTokenTiles; ++t) {
-              // A column without a token multiplies the last one again; its sums are not used.
-              const int pair = pair_of(done + min(8 * t + g, count - 1));
-              const int row = VT_EPILOGUE == 1 ? pair : pair >= pairs ? pair - pairs : pair / top;
-              to[t] = x + static_cast<long long>(row) * k + columns.first * kStepColumns + 32 * c;
-            }
-          },
-          [&](int, const unsigned short*(&at)[kTokenTiles]) {
+          for (int t = 0; t < kTokenTiles; ++t) {
+            // A column without a token multiplies the last one again; its sums are not used.
+            const int pair = pair_of(done + min(8 * t + g, count - 1));
+            const int row = VT_EPILOGUE == 1 ? pair : pair >= pairs ? pair - pairs : pair / top;
+            to[t] = x + static_cast<long long>(row) * k + columns.first * kStepColumns + 32 * c;
+          }
+        },
+        [&](int, const unsigned short*(&at)[kTokenTiles]) {
 #pragma unroll
-            for (int t = 0; t < kTokenTiles; ++t) at[t] -= columns.length * kStepColumns;
-          },
-          [&](int i, const Sums& sums) {
-            const unsigned to = i * (kUnits * kSegments * kSegmentBytes);
+          for (int t = 0; t < kTokenTiles; ++t) at[t] -= columns.length * kStepColumns;
+        },
+        [&](int i, const Sums& sums) {
+          const unsigned to = i * (kUnits * kSegments * kSegmentBytes);
 #pragma unroll
-            for (int t = 0; t < kTokenTiles; ++t)
+          for (int t = 0; t < kTokenTiles; ++t)
 #pragma unroll
-              for (int j = 0; j < 4; ++j)
-                store_shared_float(places[j] + to + t * 512, sums[0][t][j] + sums[1][t][j]);
-          });
+            for (int j = 0; j < 4; ++j)
+              store_shared_float(places[j] + to + t * 512, sums[0][t][j] + sums[1][t][j]);
+        });
+    wait_copies<0>();
     __syncthreads();
 
     // Lane 4 t + j takes rows 4 j .. of token t of eight.
     for (int task = warp; task < own_tiles * kTokenTiles; task += kWarps) {
       const int tile = task / kTokenTiles, token = task % kTokenTiles * 8 + g;
-      const float4 scale = *reinterpret_cast<const float4*>(row_scale + (expert_tile + tile) * kTileRows + 4 * c);
+      const float4 scale = load_shared_float4(scales_at + 64 * tile + 16 * c);
       float4 parts[kSegments];
 #pragma unroll
       for (int s = 0; s < kSegments; ++s)

@@ -81,23 +81,21 @@ __device__ __forceinline__ void multiply_part(Sums& sums, const WeightPart& part
 
 // `units` row tiles one after the other. first_block(): the first packed block of this warp's segment of unit 0;
 // next_block(i, at): that of unit i, `at` being behind the segment of the unit before.
+// ready(): called once, with the first blocks on their way, by warps without units too: waits until x can be read.
 // first_x(x): sets x[n] to this lane's 32 columns in the first step of the segment; next_x(i, x): for unit i, x[n] being
 // behind the last step. deliver(i, sums) takes the sums.
-template <class FirstBlock, class NextBlock, class FirstX, class NextX, class Deliver>
+template <class FirstBlock, class NextBlock, class Ready, class FirstX, class NextX, class Deliver>
 __device__ __forceinline__ void multiply_units(int units, const Columns& columns, int lane,
                                                const FirstBlock& first_block, const NextBlock& next_block,
-                                               const FirstX& first_x, const NextX& next_x, const Deliver& deliver) {
+                                               const Ready& ready, const FirstX& first_x, const NextX& next_x,
+                                               const Deliver& deliver) {
   Sums sums = {};
-  if (columns.length == 0) {
-    for (int i = 0; i < units; ++i) deliver(i, sums);
-    return;
-  }
   const unsigned constant = decoding_constant();
   const int half = (lane & 3) >> 1, count = units * columns.length;
   const int room = columns.k - columns.first * kStepColumns - 32 * (lane & 3);
 
   const unsigned char* from = first_block() + 16 * lane;
-  const int to_scales = WeightPart::scales_from(lane);
+  const int to_scales = scales_from(lane);
   int fetched = 0, to_fetch = columns.length;
   const auto fetch = [&](WeightPart& part) {
     part.load(from, to_scales);
@@ -112,6 +110,11 @@ __device__ __forceinline__ void multiply_units(int units, const Columns& columns
   for (int j = 0; j < kDepth; ++j)
     if (j < count) fetch(parts[j]);
 
+  ready();
+  if (columns.length == 0) {
+    for (int i = 0; i < units; ++i) deliver(i, sums);
+    return;
+  }
   const unsigned short* x[kTokenTiles];
   first_x(x);
   int unit = 0, left = columns.length;

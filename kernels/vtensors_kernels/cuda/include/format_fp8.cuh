@@ -10,7 +10,7 @@ constexpr bool kStepScales = VT_SCALES == 1;  // float32 scales of a column step
 struct BlockReader {
   unsigned to_scales;
   __device__ __forceinline__ explicit BlockReader(int lane)
-      : to_scales(kept(kCodeBytes + (VT_SCALES == 1 ? lane / 16 * 4 : lane * 2) - lane * 16)) {}
+      : to_scales(kept(scales_from(lane))) {}
 };
 
 // A lane's part of a block, at `at` = the block + 16 * lane: half of the codes at a time.

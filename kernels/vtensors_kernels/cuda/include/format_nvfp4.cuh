@@ -10,7 +10,7 @@ constexpr bool kStepScales = false;  // float32 scales of a column step's sums
 struct BlockReader {
   unsigned scale_step, to_scales;
   __device__ __forceinline__ explicit BlockReader(int lane)
-      : scale_step(scale_multiplier()), to_scales(kept(kCodeBytes - lane * 12)) {}
+      : scale_step(scale_multiplier()), to_scales(kept(scales_from(lane))) {}
 };
 
 // A lane's part of a block, at `at` = the block + 16 * lane.

@@ -32,6 +32,11 @@ constexpr int kCodeBytes = 2048;                                       // codes 
 constexpr int kScaleBytes = VT_SCALES == 0 ? 0 : VT_SCALES == 1 ? 16 : 64;  // what lies behind them
 constexpr int kBlockBytes = kCodeBytes + kScaleBytes;
 
+// From the first of a lane's codes to its scales, in bytes; with VT_SCALES 1 to that of row g.
+__device__ __forceinline__ int scales_from(int lane) {
+  return kCodeBytes + (VT_SCALES == 1 ? lane / 16 * 4 : lane * 2) - lane * 16;
+}
+
 // Four codes as two pairs of raw operands: value * 2^-120 in bfloat16, value * 2^-8 in float16.
 __device__ __forceinline__ void place_codes(unsigned word, unsigned& first, unsigned& second) {
 #if VT_F16

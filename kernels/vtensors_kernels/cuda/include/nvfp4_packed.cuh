@@ -29,6 +29,9 @@
 constexpr int kCodeBytes = 1024;    // codes of a block
 constexpr int kBlockBytes = 1152;   // codes and scales of a block
 
+// From the codes of a lane's row g to its scales, in bytes.
+__device__ __forceinline__ int scales_from(int lane) { return kCodeBytes - 12 * lane; }
+
 // What decode_scale multiplies by. The compiler must not know it (grids have a depth of 1): a shift and an addition
 // by a known number would go to the integer unit, a multiplication does not.
 __device__ __forceinline__ unsigned scale_multiplier() { return gridDim.z * (VT_F16 ? 128u : 16u); }

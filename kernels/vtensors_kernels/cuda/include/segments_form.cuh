@@ -1,60 +1,16 @@
 #pragma once
-// What a compiled form of linear_*_wgmma_segments fixes. nvfp4/wgmma_segments_form.py chooses.
+// What a compiled form of linear_*_wgmma_segments fixes beyond warpgroup_form.cuh. nvfp4/wgmma_segments_form.py chooses.
 
-#include "include/packed_blocks.cuh"
-#include "include/ptx.cuh"
+#include "include/warpgroup_form.cuh"
 
-#ifndef VT_TOKENS
-#define VT_TOKENS 32  // tokens of a product
-#endif
-#ifndef VT_WARPGROUPS
-#define VT_WARPGROUPS 4  // 64 rows each
-#endif
-#ifndef VT_CLUSTER
-#define VT_CLUSTER 1  // blocks that share each fetch of x
-#endif
-#ifndef VT_STAGES
-#define VT_STAGES 6  // of x
-#endif
-#ifndef VT_CHUNK
-#define VT_CHUNK 3  // column steps a weight copy
-#endif
-#ifndef VT_SLOTS
-#define VT_SLOTS 2  // weight copies of a warp
-#endif
-#ifndef VT_DEPTH
-#define VT_DEPTH 2  // words whose products are in flight
-#endif
-
-#if VT_CLUSTER > 1
-#define VT_CLUSTER_DIMENSIONS __cluster_dims__(VT_CLUSTER, 1, 1)
-#else
-#define VT_CLUSTER_DIMENSIONS
-#endif
-
-constexpr int kTokens = VT_TOKENS, kSums = kTokens / 2, kTokenTiles = kTokens / 8;
-constexpr int kWarps = 4 * VT_WARPGROUPS, kThreads = 32 * (kWarps + 4);
-// Registers of a thread at launch, kept low by a bound of more threads than there may be, so that blocks of the next
-// kernel find room; and after the fetching warps' have moved to the consumers.
-constexpr int kBound = VT_WARPGROUPS == 5 ? 768 : 640, kRegisters = VT_WARPGROUPS == 5 ? 80 : 96;
-constexpr int kFetcherRegisters = 24;
-constexpr int kConsumerRegisters =
-    (kRegisters * (VT_WARPGROUPS + 1) - kFetcherRegisters) / VT_WARPGROUPS / 8 * 8;
-constexpr int kCluster = VT_CLUSTER, kStages = VT_STAGES, kChunk = VT_CHUNK, kSlots = VT_SLOTS;
-constexpr int kDepth = VT_DEPTH, kGroup = 1;
+constexpr int kGroup = 1;
 constexpr int kFetchers = 2;     // warps that fetch weights
-constexpr int kStageBytes = kTokens * kStepColumns * 2;
-constexpr int kSlotBytes = kChunk * kBlockBytes;
-constexpr int kWords = 4;        // of a row, lane and column step
 constexpr int kSegments = 8;     // of a row's sum, those of linear_nvfp4_stream
 constexpr int kNodeBytes = kSums * 4 * 32;  // a warp's sums of a node of the tree
 constexpr int kPlaces = 7;       // nodes of parts of groups that a block may have to give away
 
 static_assert(kTokens == 24 || kTokens == 32, "multiply_warpgroup has these, and two chains fit");
-static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "a stage is cut in equal parts");
-static_assert(VT_WARPGROUPS >= 1 && VT_WARPGROUPS <= 5 && kThreads <= kBound, "registers without spills");
 static_assert(kDepth == 1 || kDepth == 2, "words return to their registers");
-static_assert(kStageBytes / kCluster % 16 == 0 && kSlotBytes % 16 == 0, "limits and alignment");
 
 // Byte offsets in dynamic shared memory; the launcher has the same formula.
 struct Layout {

@@ -84,7 +84,7 @@ __device__ __forceinline__ void add_segment(float (&sums)[kSums], const Work& wo
   bool whole = add_node(sums, waiting, unit % kSegments, 0, begin, give);
   if (!ends) return;
   if (end < kSegments) give_waiting(sums, waiting, begin, end, give);
-  const unsigned group = unit / kSegments, tile = work.tile(group, warp);
+  const unsigned group = unit / kSegments, tile = row_tile(group, warp);
   if (tile >= work.tiles) return;
   if (!whole) whole = join_parts(sums, waiting, nodes, counters + tile, work, group, warp, lane);
   if (whole) finish_row_tile(sums, tile, row_scale, bias, residual, y, n, tokens, lane);
@@ -120,15 +120,11 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void VT
     fence_barrier_init();
     fetch_first(blocks, work, ring, slot_full, warp);
   } else if (warp == kWarps && leader) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(base + Layout::kXFull + 8 * stage, 1);
-      init_barrier(base + Layout::kXEmpty + 8 * stage, kCluster * kWarps);
-    }
-    fence_barrier_init();
+    init_stages(base);
   }
   launch_dependents();
   __syncthreads();
-  if (kCluster > 1) cluster_arrive(), cluster_wait();
+  meet_cluster();
 
   if (warp >= kWarps) {
     give_registers_back<kFetcherRegisters>();
@@ -185,5 +181,5 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void VT
   }
   __syncwarp();
   // No block of a cluster leaves while another may still write to it.
-  if (kCluster > 1) cluster_arrive(), cluster_wait();
+  meet_cluster();
 }

@@ -11,7 +11,7 @@ struct Work {
   unsigned begin, end;
   __device__ __forceinline__ Work(int n, int column_steps) : steps(column_steps) {
     tiles = (n + kTileRows - 1) / kTileRows;
-    units = (tiles + kWarps * kCluster - 1) / (kWarps * kCluster) * kSegments;
+    units = row_groups(tiles) * kSegments;
     clusters = gridDim.x / kCluster;
     cluster = blockIdx.x / kCluster;
     begin = place_of(first_unit(cluster));
@@ -32,9 +32,6 @@ struct Work {
   __device__ __forceinline__ int end_segment(unsigned unit) const {
     return min(kSegments, static_cast<int>(first_unit(cluster + 1) - unit / kSegments * kSegments));
   }
-  __device__ __forceinline__ unsigned tile(unsigned group, int warp) const {
-    return (group * kCluster + block_rank()) * kWarps + warp;
-  }
 };
 
 // What is yet to be fetched for a consumer: chunks of the parts of its range, one a group, in the order of their use.
@@ -47,7 +44,7 @@ struct Fetch {
     left = 0;
     if (place >= work.end) return;
     const unsigned group = place / work.steps, first = place - group * work.steps;
-    const unsigned tile = min(work.tile(group, warp), work.tiles - 1);  // beyond the matrix: the last tile again
+    const unsigned tile = min(row_tile(group, warp), work.tiles - 1);  // beyond the matrix: the last tile again
     block = tile * work.steps + first;
     left = min(work.steps, first + work.end - place) - first;
     place += left;

@@ -10,10 +10,6 @@ constexpr bool kStepScales = VT_SCALES == 1;  // float32 scales of a column step
 struct WeightPart {
   uint4 codes[4];  // of row g, then of row g + 8
   unsigned scales[2];
-  // From a lane's codes to its scales, in bytes.
-  static __device__ __forceinline__ int scales_from(int lane) {
-    return kCodeBytes + (VT_SCALES == 1 ? lane / 16 * 4 : lane * 2) - lane * 16;
-  }
   // at: the block + 16 * lane.
   __device__ __forceinline__ void load(const unsigned char* at, int to_scales) {
 #pragma unroll

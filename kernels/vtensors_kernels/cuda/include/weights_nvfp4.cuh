@@ -10,8 +10,6 @@ constexpr bool kStepScales = false;  // float32 scales of a column step's sums
 struct WeightPart {
   uint4 top, bottom;
   unsigned scales;
-  // From a lane's codes to its scales, in bytes.
-  static __device__ __forceinline__ int scales_from(int lane) { return kCodeBytes - 12 * lane; }
   // at: the block + 16 * lane.
   __device__ __forceinline__ void load(const unsigned char* at, int to_scales) {
     top = load_weights_128(at);

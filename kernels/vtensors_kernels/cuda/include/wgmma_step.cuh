@@ -1,10 +1,25 @@
 #pragma once
-// What the warpgroup kernels share, behind wgmma_form.cuh or segments_form.cuh: places in rings, the stages of x, one
-// column step of products.
+// What the warpgroup kernels share, behind wgmma_form.cuh or segments_form.cuh: whose rows are whose, places in rings,
+// the stages of x, one column step of products.
 
 #include "include/wgmma_ptx.cuh"
 
 __device__ __forceinline__ unsigned block_rank() { return kCluster > 1 ? cluster_rank() : 0; }
+
+// All blocks of the cluster come here before one goes on.
+__device__ __forceinline__ void meet_cluster() {
+  if (kCluster > 1) cluster_arrive(), cluster_wait();
+}
+
+// Groups of row tiles, one for each consumer of a cluster, that so many tiles make.
+__device__ __forceinline__ unsigned row_groups(unsigned tiles) {
+  return (tiles + kWarps * kCluster - 1) / (kWarps * kCluster);
+}
+
+// The row tile of a group that is this block's warp's; beyond the matrix where the group is not full.
+__device__ __forceinline__ unsigned row_tile(unsigned group, int warp) {
+  return (group * kCluster + block_rank()) * kWarps + warp;
+}
 
 // A place in a ring and the parity of its round.
 template <int size>
@@ -14,6 +29,15 @@ struct Place {
     if (++index == size) index = 0, parity ^= 1;
   }
 };
+
+// Makes the barriers of the stages of x. One thread.
+__device__ __forceinline__ void init_stages(unsigned base) {
+  for (int stage = 0; stage < kStages; ++stage) {
+    init_barrier(base + Layout::kXFull + 8 * stage, 1);
+    init_barrier(base + Layout::kXEmpty + 8 * stage, kCluster * kWarps);
+  }
+  fence_barrier_init();
+}
 
 // Fetches the stages of x for places begin .. end - 1 of a line of rows of `steps` column steps: the blocks of a
 // cluster a part each, for all. One thread.

@@ -26,7 +26,7 @@ struct Work {
   unsigned steps, tiles, total, clusters, cluster, begin, end;
   __device__ __forceinline__ Work(int n, int column_steps) : steps(column_steps) {
     tiles = (n + kTileRows - 1) / kTileRows;
-    total = (tiles + kWarps * kCluster - 1) / (kWarps * kCluster) * steps;
+    total = row_groups(tiles) * steps;
     clusters = gridDim.x / kCluster;
     cluster = blockIdx.x / kCluster;
     begin = total * cluster / clusters;
@@ -44,9 +44,7 @@ struct Piece {
     first = place - group * work.steps;
     end = min(work.steps, first + work.end - place);
   }
-  __device__ __forceinline__ unsigned tile(int warp) const {
-    return (group * kCluster + block_rank()) * kWarps + warp;
-  }
+  __device__ __forceinline__ unsigned tile(int warp) const { return row_tile(group, warp); }
 };
 
 // What a warp has yet to fetch: chunks of pieces in the order in which they are used.
@@ -162,19 +160,15 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
     for (int slot = 0; slot < kSlots; ++slot)
       fetch.next(ring + slot * kSlotBytes, slot_full + 8 * slot, leader, blocks, work, warp);
   } else if (warp == kWarps && leader) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(base + Layout::kXFull + 8 * stage, 1);
-      init_barrier(base + Layout::kXEmpty + 8 * stage, kCluster * kWarps);
-    }
-    fence_barrier_init();
+    init_stages(base);
   }
   launch_dependents();
   __syncthreads();
-  if (kCluster > 1) cluster_arrive(), cluster_wait();
+  meet_cluster();
   wait_for_predecessors();
 
   if (warp >= kWarps) {
-    if constexpr (kMovesRegisters) give_registers_back<kProducerRegisters>();
+    if constexpr (kMovesRegisters) give_registers_back<kFetcherRegisters>();
     if (warp == kWarps && leader) fetch_stages(staged, work.begin, work.end, work.steps, base);
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
@@ -219,5 +213,5 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
   }
   __syncwarp();
   // No block of a cluster leaves while another may still write to it.
-  if (kCluster > 1) cluster_arrive(), cluster_wait();
+  meet_cluster();
 }

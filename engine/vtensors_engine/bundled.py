@@ -17,6 +17,8 @@ def bundled_checkpoint() -> Path:
         raise RequestError(
             "the bundled checkpoint is not installed",
             file=str(path),
+            seen="no such directory",
+            accepted="an installation with its data files",
             fix="install the wheel or a full checkout, or name a model",
         )
     return path

@@ -6,13 +6,18 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from vtensors.errors import DeclarationError, RequestError
+from vtensors_engine.chat_messages import (
+    Message,
+    check_messages,
+    content_text,
+    has_parts,
+    prints_parts,
+    with_joined_parts,
+)
 from vtensors_engine.chat_process import ChatProcess, TemplateRefusedError
 from vtensors_engine.text import TOKENIZER_CONFIG_FILE, SideFiles, named_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
-
-Message = Mapping[str, object]
-
 
 _log = logging.getLogger("vtensors")
 
@@ -53,14 +58,23 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation; encode it without adding special tokens, it holds its own.
 
-        messages: `role` and whatever else the template reads, usually `content`.
+        messages: `role`, `content` and whatever else the template reads. The content is a string or a list of
+        `{"type": "text", "text": ...}`, which are joined for a template that reads strings alone; an assistant's
+        message with `tool_calls` may have none.
         add_generation_prompt: end with the opening of the assistant's answer.
         variables: what else the template knows, for example `tools` or `enable_thinking`.
 
         Messages and variables are JSON values. Raises RequestError for anything else, for messages that are
         none, and with the template's file for what it raises.
         """
-        _check_messages(messages)
+        check_messages(messages, template=self._source, file=self.file)
+        if variables is not None and not isinstance(variables, Mapping):
+            raise RequestError(
+                "the variables of a chat template cannot be used",
+                seen=repr(variables)[:80],
+                accepted="a dictionary such as {'enable_thinking': False}, or None",
+                fix="pass them by name",
+            )
         values: dict[str, object] = {
             # transformers defines these two always; templates compare them with none.
             "tools": None,
@@ -72,10 +86,23 @@ class ChatTemplate:
         }
         if not self._refused:
             try:
-                return self._process.render(self._source, values, file=self.file)
+                return self._rendered(values, messages)
             except TemplateRefusedError as cause:
                 self._refuse(cause)
         return plain_text(messages, add_generation_prompt=add_generation_prompt)
+
+    def _rendered(self, values: dict[str, object], messages: Sequence[Message]) -> str:
+        """The template's text. One that reads strings alone fails on a list of parts, or prints it as Python does."""
+        if not has_parts(messages):
+            return self._process.render(self._source, values, file=self.file)
+        try:
+            text = self._process.render(self._source, values, file=self.file)
+        except RequestError:
+            text = None
+        if text is not None and not prints_parts(text, messages):
+            return text
+        joined = {**values, "messages": with_joined_parts(messages)}
+        return self._process.render(self._source, joined, file=self.file)
 
     def _refuse(self, cause: TemplateRefusedError) -> None:
         self._refused = True
@@ -90,14 +117,8 @@ class ChatTemplate:
 
 def plain_text(messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
     """A conversation as lines `role: content`, for a template that must not run."""
-    lines = [f"{message['role']}: {_content(message.get('content'))}" for message in messages]
+    lines = [f"{message['role']}: {content_text(message.get('content'))}" for message in messages]
     return "\n".join([*lines, "assistant:"] if add_generation_prompt else lines)
-
-
-def _content(value: object) -> str:
-    if isinstance(value, list):  # parts: {"type": "text", "text": ...} and what plain text cannot show
-        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
-    return "" if value is None else str(value)
 
 
 def open_chat_template(files: SideFiles, name: str | None = None) -> ChatTemplate:
@@ -117,7 +138,13 @@ def open_chat_template_source(files: SideFiles, name: str | None = None) -> tupl
         try:
             return data.decode("utf-8"), TEMPLATE_FILE, "default"
         except UnicodeDecodeError as cause:
-            raise RequestError("the chat template is not valid UTF-8", file=TEMPLATE_FILE) from cause
+            raise RequestError(
+                "the chat template is not valid UTF-8",
+                file=TEMPLATE_FILE,
+                seen="bytes that are none",
+                accepted="text in UTF-8",
+                fix="download the file again",
+            ) from cause
     sources = _named_sources((files.read_json(TOKENIZER_CONFIG_FILE) or {}).get("chat_template"))
     if not sources:
         raise RequestError(
@@ -131,7 +158,9 @@ def open_chat_template_source(files: SideFiles, name: str | None = None) -> tupl
         raise RequestError(
             f"there is no chat template '{chosen}'",
             file=TOKENIZER_CONFIG_FILE,
+            seen=repr(name),
             accepted=", ".join(sorted(sources)),
+            fix="name one of these",
         )
     return sources[chosen], TOKENIZER_CONFIG_FILE, chosen
 
@@ -151,15 +180,7 @@ def _named_sources(value: object) -> dict[str, str]:
                 file=TOKENIZER_CONFIG_FILE,
                 seen=repr(entry)[:80],
                 accepted="a string, or a list of objects with `name` and `template`",
+                fix="put the model's own chat template beside its weights",
             )
         found[name] = source
     return found
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    accepted = "a list of at least one message such as {'role': 'user', 'content': '...'}"
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError("there is no conversation", seen=repr(messages)[:80], accepted=accepted)
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError("a message has no role", seen=repr(message)[:80], accepted=accepted)

@@ -66,6 +66,7 @@ class ChatProcess:
             raise RequestError(
                 f"messages or variables are not JSON values: {cause}",
                 accepted="strings, numbers, true, false, null, lists and dictionaries of these",
+                fix="convert them, as json.dumps must take them",
             ) from cause
         with self._lock:
             try:
@@ -83,11 +84,16 @@ class ChatProcess:
             return str(found["text"])
         if found["line"] is not None:
             raise RequestError(
-                f"the chat template cannot be read: {found['error']}", file=file, seen=f"line {found['line']}"
+                f"the chat template cannot be read: {found['error']}",
+                file=file,
+                seen=f"line {found['line']}",
+                accepted="a Jinja template",
+                fix="put the model's own chat template beside its weights",
             )
         raise RequestError(
             f"the chat template does not accept the conversation: {found['error']}",
             file=file,
+            accepted="messages in the order and with the fields that the template asks for",
             fix="see the template for the roles and contents it accepts",
         )
 

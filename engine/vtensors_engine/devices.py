@@ -20,13 +20,17 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError) as cause:
         raise RequestError(
-            "there is no such device", seen=f"device={device!r}", accepted="cpu, cuda or cuda:<index>"
+            "there is no such device",
+            seen=f"device={device!r}",
+            accepted="cpu, cuda or cuda:<index>",
+            fix="name one of these",
         ) from cause
     if found.type not in ("cpu", "cuda"):
         raise RequestError(
             "models do not run on this device",
             seen=f"device={device!r}",
             accepted="cpu, cuda or cuda:<index>",
+            fix="name one of these",
         )
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RequestError(
@@ -40,6 +44,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
             "there is no such CUDA device",
             seen=f"device={device!r}",
             accepted=f"an index below {torch.cuda.device_count()}",
+            fix="name one of these",
         )
     return found
 
@@ -54,6 +59,9 @@ def resolve_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torc
     found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if found not in DTYPES.values():
         raise RequestError(
-            "models do not compute in this dtype", seen=f"dtype={dtype!r}", accepted=", ".join(DTYPES)
+            "models do not compute in this dtype",
+            seen=f"dtype={dtype!r}",
+            accepted=", ".join(DTYPES),
+            fix="name one of these",
         )
     return found

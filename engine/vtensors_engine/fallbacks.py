@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from vtensors.counts import agreeing, counted
 from vtensors.errors import RequestError
 from vtensors.kernel_candidates import rows_in_words
 from vtensors.kernel_rules import NO_RULES, KernelRules
@@ -99,7 +100,8 @@ def _slow_lines(
         more = len(reasons) - _MOST_REASONS
         told = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
         lines.append(
-            f"{len(same)} {scheme} weights with {executed} activations run on {reference}"
+            f"{counted(len(same), f'{scheme} weight')} with {executed} activations "
+            f"{agreeing(len(same), 'runs', 'run')} on {reference}"
             f"{f' at {where}' if where else ''} ({told or 'no kernel computes them'})"
         )
     return lines
@@ -112,7 +114,8 @@ def _failed_lines(records: Sequence[Selected]) -> list[str]:
         for failure in _failures(record):
             found.setdefault(failure, []).append(record)
     return [
-        f"{name} {reason}; {len(same)} weights run on {' and '.join(sorted({r.kernel for r in same}))}"
+        f"{name} {reason}; {counted(len(same), 'weight')} {agreeing(len(same), 'runs', 'run')} on "
+        f"{' and '.join(sorted({r.kernel for r in same}))}"
         for (name, reason), same in found.items()
     ]
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from vtensors.counts import counted
 from vtensors.errors import DeviceError, RequestError
-from vtensors_engine.chat import ChatTemplate, Message, open_chat_template
+from vtensors_engine.chat import ChatTemplate, open_chat_template
+from vtensors_engine.chat_messages import Message
 from vtensors_engine.devices import resolve_device, resolve_dtype
 from vtensors_engine.engine import Engine
 from vtensors_engine.outputs import Completion, StreamPiece, Timing
@@ -92,7 +94,12 @@ class LLM:
     ) -> None:
         for name, value in (("max_sequences", max_sequences), ("max_tokens", max_tokens)):
             if not (value is None and name == "max_tokens") and (type(value) is not int or value < 1):
-                raise RequestError(f"{name} cannot be used", seen=repr(value), accepted="an integer >= 1")
+                raise RequestError(
+                    f"{name} cannot be used",
+                    seen=repr(value),
+                    accepted="an integer >= 1",
+                    fix=f"pass {name} as such a number",
+                )
         if isinstance(model, str | PathLike):
             # Imported here: an LLM over a loaded model needs nothing of the loader.
             from vtensors_engine.loading import load_model
@@ -107,6 +114,13 @@ class LLM:
                 kv_cache_dtype=kv_cache_dtype,
                 lock=lock,
             )
+        elif not hasattr(model, "checkpoint"):
+            raise RequestError(
+                "this is no model",
+                seen=repr(model)[:80],
+                accepted="a path, org/name[@revision], or a model that load_model returned",
+                fix="pass the path or the name as text",
+            )
         elif all(
             value is None for value in (revision, device, dtype, activations, lock)
         ) and kv_cache_dtype in ("auto", getattr(model, "kv_cache", None)):
@@ -116,6 +130,7 @@ class LLM:
                 "a loaded model keeps what it was loaded with",
                 seen="a loaded model and one of revision, device, dtype, activations, kv_cache_dtype, lock",
                 accepted="either a path and these arguments, or the model alone",
+                fix="leave these arguments out, or pass the path",
             )
         files = self.model.checkpoint.snapshot
         self._tokenizer = open_tokenizer(files)
@@ -152,7 +167,12 @@ class LLM:
         Raises DeviceError, whatever on_error is, where the device fails.
         """
         if on_error not in ("raise", "return"):
-            raise RequestError("on_error cannot be used", seen=repr(on_error), accepted="raise, return")
+            raise RequestError(
+                "on_error cannot be used",
+                seen=repr(on_error),
+                accepted="raise, return",
+                fix="pass one of these",
+            )
         ids = token_prompts(prompts, self._tokenizer)
         return self._generate(ids, params, on_piece, timing, on_error)
 
@@ -166,7 +186,12 @@ class LLM:
         # An empty list is one empty prompt here, not a list of none.
         ids = token_prompts(prompt, self._tokenizer) or token_prompts([prompt], self._tokenizer)
         if len(ids) != 1:
-            raise RequestError("one prompt can be streamed at a time", seen=f"{len(ids)} prompts")
+            raise RequestError(
+                "one prompt can be streamed at a time",
+                seen=counted(len(ids), "prompt"),
+                accepted="one prompt",
+                fix="call stream() once for each, or generate()",
+            )
         sequences = self._sequences(ids, params)
         return self._pieces(sequences, timing)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vtensors.activations import ActivationRequest
 from vtensors.checkpoint import Checkpoint, open_checkpoint
+from vtensors.counts import agreeing, counted
 from vtensors.errors import RequestError
 from vtensors.inspection import activation_warnings, scheme_rows
 from vtensors.lock import Lock
@@ -119,6 +120,7 @@ class LoadedModel:
                 "token ids outside of the vocabulary",
                 seen=f"{int(input_ids.min())}..{int(input_ids.max())}",
                 accepted=f"0..{self.vocab_size - 1}",
+                fix="encode the text with the model's own tokenizer",
             )
         self._check_files()
         with torch.inference_mode():
@@ -138,10 +140,20 @@ class LoadedModel:
 def _check_batch(input_ids: object) -> None:
     accepted = "a torch tensor [B, T] of int64 or int32, B and T above zero"
     if not isinstance(input_ids, Tensor):
-        raise RequestError("input_ids is not a tensor", seen=type(input_ids).__name__, accepted=accepted)
+        raise RequestError(
+            "input_ids is not a tensor",
+            seen=type(input_ids).__name__,
+            accepted=accepted,
+            fix="wrap the ids in torch.tensor([...])",
+        )
     if input_ids.ndim != 2 or not input_ids.numel() or input_ids.dtype not in (torch.int64, torch.int32):
         seen = f"{input_ids.dtype} {list(input_ids.shape)}"
-        raise RequestError("input_ids is not a batch of token ids", seen=seen, accepted=accepted)
+        raise RequestError(
+            "input_ids is not a batch of token ids",
+            seen=seen,
+            accepted=accepted,
+            fix="pass ids[None] for one sequence of integers",
+        )
 
 
 def load_model(
@@ -168,7 +180,10 @@ def load_model(
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise RequestError(
-            "unknown kv_cache_dtype", seen=repr(kv_cache_dtype), accepted=", ".join(KV_CACHE_DTYPES)
+            "unknown kv_cache_dtype",
+            seen=repr(kv_cache_dtype),
+            accepted=", ".join(KV_CACHE_DTYPES),
+            fix="pass one of these",
         )
     place = resolve_device(device)
     asked = resolve_dtype(dtype, place)
@@ -250,6 +265,6 @@ def _kv_quant(checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
     layers = {e.layer for e in plan.weights.values() if e.part == "attention"} if plan else set()
     bare = sorted(layer for layer in layers if layer is not None and layer not in scales)
     if bare:
-        have = "layer has" if len(bare) == 1 else "layers have"
-        _log.warning("FP8 KV cache: %d %s no k_scale / v_scale; 1.0 is used", len(bare), have)
+        layers_have = f"{counted(len(bare), 'layer')} {agreeing(len(bare), 'has', 'have')}"
+        _log.warning("FP8 KV cache: %s no k_scale / v_scale; 1.0 is used", layers_have)
     return {**dict.fromkeys(bare, (1.0, 1.0)), **scales}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from vtensors.counts import counted
 from vtensors.errors import VtensorsError
 
 DUMMY_PAGE = 0
@@ -23,7 +24,7 @@ class PageAllocator:
         if pages < 2 or page_size < 1:
             raise VtensorsError(
                 "a cache of this size holds no token",
-                seen=f"{pages} pages of {page_size} tokens",
+                seen=f"{counted(pages, 'page')} of {counted(page_size, 'token')}",
                 accepted="the dummy page and at least one other, of at least one token",
             )
         self.pages = pages
@@ -53,7 +54,7 @@ class PageAllocator:
     def allocate(self, count: int) -> tuple[int, ...] | None:
         """count >= 1 pages, ascending; None, and nothing is taken, where fewer are free."""
         if count < 1:
-            raise VtensorsError("a sequence takes at least one page", seen=f"{count} pages")
+            raise VtensorsError("a sequence takes at least one page", seen=counted(count, "page"))
         if count > len(self._free):
             return None
         taken = tuple(heapq.heappop(self._free) for _ in range(count))

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
+from vtensors.counts import counted
 from vtensors.errors import RequestError
 from vtensors_engine.sampling import SamplingParams
 from vtensors_engine.text import Tokenizer, missing_tokenizer
@@ -47,12 +48,14 @@ def params_per_prompt(
             "params cannot be used",
             seen=type(params).__name__,
             accepted="SamplingParams, or a list with one per prompt",
+            fix="pass SamplingParams(...)",
         )
     if len(found) != count:
         raise RequestError(
             "there are not as many params as prompts",
-            seen=f"{len(found)} params, {count} prompts",
+            seen=f"{counted(len(found), 'set of params', 'sets of params')}, {counted(count, 'prompt')}",
             accepted="one for all, or one per prompt",
+            fix="give one for all, or as many as there are prompts",
         )
     return found
 
@@ -65,11 +68,12 @@ def check_prompt(ids: Sequence[int], index: int, *, vocab_size: int, max_positio
             f"prompt {index} holds a token id that the model does not have",
             seen=f"{ids[bad]} at {bad}",
             accepted=f"0 to {vocab_size - 1}",
+            fix="encode the text with the model's own tokenizer",
         )
     if len(ids) >= max_positions:
         raise RequestError(
             f"prompt {index} is too long for the model",
-            seen=f"{len(ids)} tokens",
+            seen=counted(len(ids), "token"),
             accepted=f"at most {max_positions - 1}; prompt and completion share {max_positions} positions",
             fix="shorten it",
         )
@@ -83,6 +87,7 @@ def check_params(params: SamplingParams, *, vocab_size: int, tokenizer: Tokenize
             "stop_token_ids holds an id that the model does not have",
             seen=str(bad[0]),
             accepted=f"0 to {vocab_size - 1}",
+            fix="use ids of the model's own tokenizer",
         )
     if params.stop and tokenizer is None:
         raise missing_tokenizer("a stop string")
@@ -114,7 +119,12 @@ def _one(
             f"prompt {index} cannot be used", seen=repr(prompt)[:80], accepted=_ACCEPTED, fix=_fix(prompt)
         )
     if not ids:
-        raise RequestError(f"prompt {index} is empty", seen=repr(prompt)[:80], accepted="at least one token")
+        raise RequestError(
+            f"prompt {index} is empty",
+            seen=repr(prompt)[:80],
+            accepted="at least one token",
+            fix="give it text; a model has nothing to go on from otherwise",
+        )
     return ids
 
 

@@ -13,6 +13,7 @@ for. Host memory: the slots, whatever the size of the model.
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
@@ -103,12 +104,13 @@ class ReadAhead:
         planned = {m: size for m, size in sizes.items() if size is not None and size >= small_bytes}
         self._batches = batches(planned, slot_bytes)
         self._batch_of = {m: number for number, batch in enumerate(self._batches) for m in batch.modules}
+        self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="vtensors-read")
         # None: closed. With one slot more than batches on their way, one that needs two always gets them at last.
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._window = min(SLOTS - 1, len(self._batches))
         for _ in range(self._window + 1 if self._window else 0):
-            self._free.put(Slot(slot_bytes, device))
+            self._free.put(Slot(slot_bytes, device, self._closed))
         self._results: dict[int, Future[_Result]] = {}
         self._head = self._next = 0
         self.read_ahead = self.read_plainly = 0
@@ -137,6 +139,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """Ends the threads and gives the memory back."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._free.put(None)
         self._pool.shutdown(wait=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import VtensorsError
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -16,7 +17,7 @@ def bucket_for(count: int, buckets: Sequence[int] = BUCKETS) -> int:
     found = next((bucket for bucket in buckets if bucket >= count), None)
     if found is None or count < 1:
         raise VtensorsError(
-            "no bucket has that many rows", seen=f"{count} rows", accepted=f"1 to {buckets[-1]}"
+            "no bucket has that many rows", seen=counted(count, "row"), accepted=f"1 to {buckets[-1]}"
         )
     return found
 
@@ -70,7 +71,7 @@ class RowTable:
         if len(handles) > self.capacity or len(wanted) != len(handles):
             raise VtensorsError(
                 "these sequences cannot have rows",
-                seen=f"{len(handles)} sequences, {len(wanted)} different ones",
+                seen=f"{counted(len(handles), 'sequence')}, {len(wanted)} of them different",
                 accepted=f"at most {self.capacity}, each once",
             )
         if wanted == self._rows.keys():

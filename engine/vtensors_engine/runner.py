@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from vtensors.counts import counted
 from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import Selected
 from vtensors_engine.drawing import Draw
@@ -183,14 +184,14 @@ class ReferenceRunner:
         if not prompt or limit < 1:
             raise RequestError(
                 "a runner needs a prompt, and a token to make",
-                seen=f"{len(prompt)} and {limit} tokens",
+                seen=f"{len(prompt):,} and {counted(limit, 'token')}",
                 accepted="at least one token each",
             )
         if len(prompt) + limit > self._model.max_positions:
             raise RequestError(
                 "prompt and completion can never fit",
-                seen=f"{len(prompt)} and {limit} tokens",
-                accepted=f"{self._model.max_positions} tokens together",
+                seen=f"{len(prompt):,} and {counted(limit, 'token')}",
+                accepted=f"{counted(self._model.max_positions, 'token')} together",
             )
         if self._capacity is not None and len(self._sequences) >= self._capacity:
             return None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from vtensors.errors import VtensorsError
+from vtensors.errors import DeviceError, VtensorsError
 from vtensors_engine.fallbacks import report_slow_runner
 from vtensors_engine.runner import NoRoomError, ReferenceRunner, Runner, SteppedModel
 
@@ -39,13 +39,14 @@ def make_runner(model: RunnableModel, *, max_sequences: int, max_tokens: int | N
 
     max_sequences: most at once. max_tokens: most in the caches at once, None = what fits; of CUDA alone.
     On a CUDA device the reference runner is a fallback: one line tells the reason. Raises RequestError instead
-    where `VT_STRICT` has `fallbacks`, and NoRoomError where the caches do not fit, which is no reason to be slow.
+    where `VT_STRICT` has `fallbacks`, NoRoomError where the caches do not fit, which is no reason to be slow, and
+    DeviceError where a self-test did not end: no runner gets anything from that device any more.
     """
     if model.device.type == "cpu":
         return ReferenceRunner(model, max_sequences=max_sequences)
     try:
         return _cuda_runner(model, max_sequences, max_tokens)
-    except NoRoomError:
+    except (NoRoomError, DeviceError):
         raise
     except torch.OutOfMemoryError as cause:
         raise NoRoomError(
@@ -61,7 +62,10 @@ def make_runner(model: RunnableModel, *, max_sequences: int, max_tokens: int | N
 
 def _cuda_runner(model: RunnableModel, max_sequences: int, max_tokens: int | None) -> Runner:
     if model.dtype not in _SIXTEEN_BITS:
-        raise VtensorsError(f"the CUDA runner computes in bfloat16 or float16, not {model.dtype}")
+        raise VtensorsError(
+            f"the CUDA runner computes in bfloat16 or float16, not {model.dtype}",
+            accepted="bfloat16 or float16",
+        )
     # Imported here: a model on a CPU needs nothing of CUDA.
     module = import_module("vtensors_engine.cuda.runner")
     runner: Runner = module.CudaRunner(model, max_sequences=max_sequences, max_tokens=max_tokens)

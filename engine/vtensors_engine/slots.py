@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from vtensors.counts import counted
 from vtensors.errors import VtensorsError
 
 
@@ -18,7 +19,7 @@ class SlotAllocator:
         if slots < 2:
             raise VtensorsError(
                 "a pool of this size holds no sequence",
-                seen=f"{slots} slots",
+                seen=counted(slots, "slot"),
                 accepted="the dummy slot and at least one other",
             )
         self.slots = slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from vtensors_formats import ActivationQuantizer, Weight
 
 # Where a tensor may begin in a slot: what kernels that read 16 bytes at a time, and copies, want of an address.
 ALIGNMENT = 256
+_POLL_SECONDS = 2e-4
 
 
 def aligned_size(nbytes: int) -> int:
@@ -22,13 +24,17 @@ def aligned_size(nbytes: int) -> int:
 
 
 class Slot:
-    """One piece of host memory. bytes: [size] uint8. device: whose copies out of it are waited for."""
+    """One piece of host memory. bytes: [size] uint8. device: whose copies out of it are waited for.
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    closed: set where nobody wants what would be written to it.
+    """
+
+    def __init__(self, size: int, device: torch.device, closed: threading.Event | None = None) -> None:
         self.bytes: Tensor = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._memory: memoryview = self.bytes.numpy().data
         self._device = device
         self._copied: torch.cuda.Event | None = None
+        self._closed = threading.Event() if closed is None else closed
 
     def memory(self, begin: int, end: int) -> memoryview:
         """Bytes begin..end, writable; valid as long as the slot."""
@@ -40,9 +46,11 @@ class Slot:
             self._copied = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self) -> None:
-        """Until that is so."""
+        """Until that is so. Raises RuntimeError where it is closed before: a device may hang, its reader must not."""
         if self._copied is not None:
-            self._copied.synchronize()
+            while not self._copied.query():  # type: ignore[no-untyped-call]
+                if self._closed.wait(_POLL_SECONDS):
+                    raise RuntimeError("closed while reading")
             self._copied = None
 
 

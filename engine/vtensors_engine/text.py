@@ -81,6 +81,7 @@ class Tokenizer:
                 "the text holds half a surrogate pair, which no tokenizer can read",
                 seen=f"U+{ord(text[cause.start]):04X} at {cause.start}",
                 accepted="valid Unicode",
+                fix="correct the text, or encode it with errors='replace' before",
             ) from cause
         ids = self._ids(text, add_special_tokens=add_special_tokens)
         if not add_special_tokens or self._bos_id is None or self._add_bos_token is None:
@@ -134,6 +135,7 @@ def open_tokenizer(files: SideFiles) -> Tokenizer | None:
             file=TOKENIZER_CONFIG_FILE,
             seen=repr(add_bos_token),
             accepted="true, false or null",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     return Tokenizer(inner, special_tokens=named_tokens(files), add_bos_token=add_bos_token)
 
@@ -201,6 +203,7 @@ def end_token_ids(files: SideFiles, tokenizer: Tokenizer | None) -> tuple[int, .
             file=file,
             seen=repr(value),
             accepted="an integer >= 0 or a list of them",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     own = None if tokenizer is None else tokenizer.token_id(tokenizer.special_tokens.get("eos_token"))
     return tuple(sorted({*ids, *(() if own is None else (own,))}))

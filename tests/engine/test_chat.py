@@ -108,3 +108,78 @@ def test_the_template_of_the_bundled_model_is_read_from_either_file(shared: Path
     assert open_chat_template(FakeFiles(files=files)).render(messages) == rendered
     del files["chat_template.jinja"]
     assert open_chat_template(FakeFiles(files=files)).render(messages) == rendered
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+CONCATENATES = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+READS_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content or [] %}[{{ part.text }}]{% endfor %}{% endif %}{{ m.tool_calls }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "tool", "content": None, "tool_calls": [{"name": "f"}]},
+        {"role": "user", "content": 7},
+        {"role": "user", "content": {"type": "text", "text": "hi"}},
+        {"role": "user", "content": []},
+        {"role": "user", "content": ["hi"]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": [{"type": "text", "text": None}]},
+        {"role": "user", "content": [*parts("see"), {"type": "image", "image": "a.png"}]},
+        {"role": "", "content": "hi"},
+        {"role": "usr", "content": "hi"},
+    ],
+)
+def test_a_message_that_says_nothing_usable_is_refused_in_full_sentences(message: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="message 1") as caught:
+        template(READS_PARTS).render([*HELLO, message])
+    assert caught.value.seen
+    assert caught.value.accepted
+    assert caught.value.fix
+
+
+def test_a_role_of_its_own_is_a_role_where_the_template_names_it() -> None:
+    narrator = [{"role": "narrator", "content": "Once"}]
+    with pytest.raises(RequestError, match="narrator"):
+        template(CHATML).render(narrator)
+    assert template("{# 'narrator' #}" + CHATML).render(narrator) == "<narrator>Once"
+    assert template(CHATML).render([{"role": "developer", "content": ""}]) == "<developer>"
+
+
+@pytest.mark.parametrize("source", [CHATML, CONCATENATES])
+def test_text_parts_are_joined_for_a_template_that_reads_strings_alone(source: str) -> None:
+    assert template(source).render([{"role": "user", "content": parts("a", "b")}]) == "<user>ab"
+    assert template(source).render([{"role": "user", "content": [{"text": "a"}]}]) == "<user>a"
+
+
+def test_text_parts_reach_a_template_that_reads_them() -> None:
+    message = {"role": "user", "content": parts("a", "b")}
+    assert template(READS_PARTS).render([message]).startswith("<user>[a][b]")
+
+
+def test_an_assistant_that_calls_tools_needs_no_content() -> None:
+    calls = {"role": "assistant", "tool_calls": ["look"]}
+    assert template(READS_PARTS).render([*HELLO, calls]).endswith("<assistant>['look']")
+    assert template(READS_PARTS).render([*HELLO, calls | {"content": None}]).endswith("['look']")
+
+
+def test_tool_calls_that_a_template_would_drop_are_refused() -> None:
+    calls = {"role": "assistant", "content": "", "tool_calls": ["look"]}
+    with pytest.raises(RequestError, match="tool_calls, which this chat template does not read"):
+        template(CHATML).render([*HELLO, calls])
+
+
+def test_variables_that_are_no_dictionary_are_refused() -> None:
+    with pytest.raises(RequestError, match="variables of a chat template"):
+        template("x").render(HELLO, variables=5)  # type: ignore[arg-type]

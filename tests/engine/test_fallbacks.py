@@ -66,7 +66,7 @@ def test_the_reference_for_some_rows_only_is_told_with_these_rows(caplog: pytest
     partly = attrs.evolve(record("a", "linear_nvfp4_widening"), kernels=kernels)
     with caplog.at_level(logging.WARNING, logger="vtensors"):
         assert report_fallbacks([partly], KERNELS, "cuda", refuse=False) == 1
-    assert "1 nvfp4 weights with 16bit activations run on linear_reference at M >= 65" in caplog.text
+    assert "1 nvfp4 weight with 16bit activations runs on linear_reference at M >= 65" in caplog.text
 
 
 def test_a_kernel_that_failed_is_told_on_any_device_with_what_took_its_place(

@@ -15,7 +15,7 @@ from fake_model import FakeModel
 from vtensors.errors import RequestError
 from vtensors.records import Command, PluginInfo
 from vtensors_engine import bundled, plugin
-from vtensors_engine.commands import generate
+from vtensors_engine.commands import generate, generate_report
 from vtensors_engine.llm import LLM
 from vtensors_engine.sampling import SamplingParams
 from vtensors_plugins.commands.schemes_table import schemes_table
@@ -99,6 +99,7 @@ def test_json_holds_model_and_executed_and_nothing_else_is_on_stdout(run: Run) -
     assert report["model"]["provenance"]["commit"] == "0" * 40
     assert report["model"]["architecture"] == "FakeForCausalLM"
     assert report["executed"] == FakeModel().executed_summary()
+    assert report["kv_cache"] == {"declared": None, "executed": "16bit"}
 
 
 def test_several_prompts_are_printed_in_their_order(run: Run) -> None:
@@ -145,3 +146,25 @@ def test_a_missing_bundled_checkpoint_is_refused_with_its_place(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     assert bundled.bundled_checkpoint() == folder
+
+
+@pytest.mark.parametrize(
+    ("declared", "kept", "line"),
+    [
+        ("FP8", "16bit", "KV cache  declared FP8, executed 16bit"),
+        (None, "fp8", "KV cache  declared 16bit, executed fp8"),
+        (None, "16bit", ""),
+    ],
+)
+def test_declared_and_executed_precision_of_the_kv_cache_are_both_told(
+    declared: str | None, kept: str, line: str
+) -> None:
+    model = SimpleNamespace(
+        kv_cache=kept,
+        checkpoint=SimpleNamespace(kv_cache=SimpleNamespace(algorithm=declared) if declared else None),
+    )
+    assert generate_report.kv_cache_line(model) == line  # type: ignore[arg-type]
+    assert generate_report.kv_cache_precision(model) == {  # type: ignore[arg-type]
+        "declared": declared,
+        "executed": kept,
+    }

@@ -117,3 +117,10 @@ def test_without_a_tokenizer_ids_work_and_text_is_refused_with_the_file() -> Non
     ):
         with pytest.raises(RequestError, match=r"tokenizer\.json(.|\n)*lists of token ids"):
             call()
+
+
+@pytest.mark.parametrize("model", [None, 5, b"folder", ["folder"]])
+def test_what_names_no_model_is_refused(model: object) -> None:
+    with pytest.raises(RequestError, match="this is no model") as caught:
+        LLM(model)  # type: ignore[arg-type]
+    assert caught.value.accepted

@@ -108,7 +108,7 @@ def test_a_prompt_that_cannot_be_served_is_refused_before_any_work(prompts: Any,
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ([GREEDY], "1 params, 2 prompts"),
+        ([GREEDY], "1 set of params, 2 prompts"),
         (SamplingParams(stop_token_ids=[320]), "stop_token_ids"),
         ({"max_tokens": 3}, "params cannot be used"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +205,27 @@ def test_what_is_larger_than_a_slot_is_copied_in_pieces() -> None:
 
     assert bytes(copied_in_pieces(len(data), read, slots, CPU).tolist()) == data
     assert copied_in_pieces(0, read, slots, CPU).numel() == 0
+
+
+@pytest.mark.fault("B73")
+def test_a_reader_that_waits_for_a_device_that_hangs_ends_when_it_is_closed() -> None:
+    closed, told = threading.Event(), list[str]()
+    slot = Slot(100, CPU, closed)
+    slot._copied = SimpleNamespace(query=lambda: False)  # type: ignore[assignment]
+
+    def wait() -> None:
+        try:
+            slot.wait()
+        except RuntimeError as problem:
+            told.append(str(problem))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    closed.set()
+    thread.join(10)
+    assert told == ["closed while reading"]
 
 
 def test_tensors_begin_where_kernels_may_read_16_bytes() -> None:

@@ -9,7 +9,13 @@ import attrs
 import click
 
 from vtensors_engine.bundled import bundled_checkpoint
-from vtensors_engine.commands.generate_report import executed_table, json_report, progress_bar, speed_line
+from vtensors_engine.commands.generate_report import (
+    executed_table,
+    json_report,
+    kv_cache_line,
+    progress_bar,
+    speed_line,
+)
 from vtensors_engine.devices import DTYPES
 from vtensors_engine.llm import LLM
 from vtensors_engine.outputs import Completion, StreamPiece, Timing
@@ -142,6 +148,8 @@ def _run(llm: LLM, work: Work) -> None:
     click.echo(speed_line(timing))
     click.echo()
     executed_table(llm.model.executed_summary())
+    if line := kv_cache_line(llm.model):
+        click.echo(f"\n{line}")
 
 
 def _stream(llm: LLM, work: Work, timing: Timing) -> None:

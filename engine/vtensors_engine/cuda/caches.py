@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from vtensors.counts import agreeing, counted
 from vtensors_engine.pages import PageAllocator
 from vtensors_engine.runner import NoRoomError
 from vtensors_engine.slots import SlotAllocator
@@ -83,10 +84,12 @@ def new_caches(decoder: Decoder, *, sequences: int, tokens: int | None) -> Cache
     fitting = usable // page_bytes if page_bytes else wanted
     pages = min(wanted, fitting) if tokens is None else wanted
     if pages > fitting or pages < 1 or usable < 0:
+        need = agreeing(sequences, "needs", "need")
         raise NoRoomError(
             "the device has not enough free memory for the caches",
-            seen=f"{free / 1e9:.1f} GB free; {sequences} sequences need {(sequences + 1) * slot_bytes / 1e9:.1f} GB "
-            f"of state, and {max(pages, 1) * PAGE_TOKENS} tokens {max(pages, 1) * page_bytes / 1e9:.1f} GB of keys "
+            seen=f"{free / 1e9:.1f} GB free; {counted(sequences, 'sequence')} {need} "
+            f"{(sequences + 1) * slot_bytes / 1e9:.1f} GB of state, and {max(pages, 1) * PAGE_TOKENS} tokens "
+            f"{max(pages, 1) * page_bytes / 1e9:.1f} GB of keys "
             "and values",
             fix="pass a smaller max_sequences or max_tokens",
         )

@@ -54,8 +54,10 @@ class DecodeGraphs:
         self._launch(padding)
         torch.cuda.synchronize(own.tokens.device)
         graph = torch.cuda.CUDAGraph()
+        # torch's own stream for captures is one of the device that was captured on first, whichever that was.
+        stream: torch.cuda.Stream = torch.cuda.Stream(own.tokens.device)  # type: ignore[no-untyped-call]
         # Graphs run one after the other, so that they can share their memory.
-        with torch.cuda.graph(graph, pool=self._first_pool()):
+        with torch.cuda.graph(graph, pool=self._first_pool(), stream=stream):
             logits = self._launch(own)
         self._captured[rows] = _Captured(graph=graph, logits=logits)
 

@@ -79,21 +79,20 @@ class DeltaNetMixer:
 
     def decode(self, h: Tensor, norm: RMSNorm, rows: DeviceRows) -> Tensor:
         """See `Mixer.decode`."""
-        x = norm(h)
-        qkv, z = self.layer.qkvz(x)
-        b, a = self.layer.ba(x)
-        history, memory = self.cache.history, self.cache.memory
-        mixed = self.kernel.decode(qkv, z, b, a, history, memory, rows.slots, rows.positions)
+        mixed = self.kernel.decode(*self._inputs(h, norm), rows.slots, rows.positions)
         return self.layer.out_proj(mixed, h)
 
     def prefill(self, h: Tensor, norm: RMSNorm, chunk: Chunk) -> Tensor:
         """See `Mixer.prefill`."""
+        mixed = self.kernel.prefill(*self._inputs(h, norm), chunk.slot, chunk.position)
+        return self.layer.out_proj(mixed, h)
+
+    def _inputs(self, h: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """qkv, z, b, a, history, memory, as the kernel takes them."""
         x = norm(h)
         qkv, z = self.layer.qkvz(x)
         b, a = self.layer.ba(x)
-        history, memory = self.cache.history, self.cache.memory
-        mixed = self.kernel.prefill(qkv, z, b, a, history, memory, chunk.slot, chunk.position)
-        return self.layer.out_proj(mixed, h)
+        return qkv, z, b, a, self.cache.history, self.cache.memory
 
 
 @attrs.frozen(kw_only=True, eq=False)

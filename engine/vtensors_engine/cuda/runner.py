@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from vtensors.counts import counted
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_engine.cuda.caches import PAGE_TOKENS, Caches, new_caches
 from vtensors_engine.cuda.decode_graphs import DecodeGraphs
@@ -21,6 +22,7 @@ from vtensors_engine.drawing import Draw
 from vtensors_engine.rows import BUCKETS, RowTable, bucket_for
 from vtensors_engine.runner import Row
 from vtensors_kernels.steps.sample_token import MAX_COLUMNS
+from vtensors_kernels.time_limits import time_limit
 from vtensors_plugins.architectures.models.attention import Attention
 from vtensors_plugins.architectures.models.decoder import Decoder
 from vtensors_plugins.architectures.models.gated_delta_net import GatedDeltaNet
@@ -78,7 +80,7 @@ class CudaRunner:
             self._model: PagedDecoder = new_paged_decoder(
                 decoder, self.caches, positions=self._longest * PAGE_TOKENS
             )
-            require_kernels(self._model)
+            require_kernels(self._model, time_limit(model.checkpoint.switches, self._device))
             rows = DeviceRows.empty(
                 bucket_for(sequences), self._longest, self.caches.dummy_slot, device=self._device
             )
@@ -123,7 +125,7 @@ class CudaRunner:
         if pages > min(self.caches.pages.capacity, self._longest):
             raise RequestError(
                 "the request can never fit into the KV cache",
-                seen=f"{len(prompt)} + {limit} tokens",
+                seen=f"{len(prompt):,} + {counted(limit, 'token')}",
                 accepted=f"at most {min(self.caches.pages.capacity, self._longest) * PAGE_TOKENS} tokens",
                 fix="ask for fewer tokens, or give the engine a larger max_tokens",
             )
@@ -179,7 +181,7 @@ class CudaRunner:
         """
         handle = self.admit(ids, 0)
         if handle is None:
-            raise RequestError("there is no room for another sequence", seen=f"{len(ids)} tokens")
+            raise RequestError("there is no room for another sequence", seen=counted(len(ids), "token"))
         try:
             own, rows = self._sequence(handle), list[Tensor]()
             with torch.cuda.device(self._device), torch.inference_mode():

@@ -9,7 +9,9 @@ import attrs
 from vtensors.claim_reasons import Unclaimed
 from vtensors.claiming import Claims
 from vtensors.consistency import inconsistencies
+from vtensors.counts import agreeing, counted
 from vtensors.errors import ArchitectureError, ClaimError, VtensorsError
+from vtensors.forms import UNUSED_ROLE
 from vtensors.grouping import Grouped
 from vtensors.matching import nearest
 from vtensors.modules import Module, is_quantized
@@ -22,6 +24,7 @@ INPUT_SCALE_WEIGHT_ONLY = (
 INPUT_SCALE_DYNAMIC = "input scale beside dynamic activations: not used"
 KV_SCALES = "KV-cache scales: the cache is kept in 16 bits unless FP8 is asked for"
 SYMMETRIC = "zero point or shape record of a symmetric scheme"
+UNUSED_SCALE = "scale beside a weight that its writer left unquantized: not used"
 _EXTRA_ROLES = ("weight_zero_point", "input_zero_point", "weight_shape")
 
 
@@ -122,6 +125,8 @@ class _Waivers:
 
 def _waived_roles(module: Module) -> Iterator[tuple[str, str]]:
     part = module.claim.part
+    if UNUSED_ROLE in module.claim.roles:
+        yield UNUSED_SCALE, module.claim.roles[UNUSED_ROLE].name
     if not is_quantized(module.scheme) or (part is not None and (part.expert or part.row_begin)):
         return
     for role, info in module.claim.roles.items():
@@ -150,8 +155,9 @@ def _unclaimed_problems(
         if fits is not None and declared_nothing:
             count = sum(1 for u in left.values() if any(r.startswith("would fit") for _, r in u.reasons))
             fix = (
-                f"{count} modules look like {fits}, but no quantization_config was found in config.json and no "
-                "hf_quant_config.json: fetch the file that declares them"
+                f"{counted(count, 'module')} {agreeing(count, 'looks', 'look')} like {fits}, but no "
+                "quantization_config was found in config.json and no hf_quant_config.json: fetch the file "
+                "that declares them"
             )
         elif name in used and any(
             _looks_packed(info.dtype, info.shape, used[name][1]) for info in unclaimed.group.tensors.values()

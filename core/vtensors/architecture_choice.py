@@ -51,5 +51,6 @@ def plan_of(owned: Owned[Architecture], config: Mapping[str, Any], modules: Sequ
             "does not return a plan",
             seen=type(plan).__name__,
             accepted="ModelPlan",
+            fix="repair or upgrade that distribution",
         )
     return plan

@@ -16,6 +16,7 @@ from vtensors.claim_reasons import Claimant
 from vtensors.claiming import Claims, claim_all
 from vtensors.configs import CONFIG, HF_QUANT, ConfigFiles
 from vtensors.containment import blamed_on
+from vtensors.counts import counted
 from vtensors.declaring import read_declarations, stale_entries
 from vtensors.errors import ArchitectureError, ClaimError, ConflictError
 from vtensors.grouping import Grouped, group_tensors
@@ -148,15 +149,12 @@ class Checkpoint:
     @cached_property
     def accounting(self) -> Accounting:
         """Where every tensor goes: used, waived, unclaimed; and the problems that `check` raises."""
-        dtype = (
-            self.configs.text.get("dtype") or self.configs.text.get("torch_dtype") or self.config.get("dtype")
-        )
         return account(
             self.modules,
             self.claims,
             self._grouped,
             self.plan,
-            config_dtype=_CONFIG_DTYPES.get(str(dtype)),
+            config_dtype=_CONFIG_DTYPES.get(str(self.configs.dtype)),
             declared_nothing=not self.configs.blocks() and self.configs.hf_quant is None,
         )
 
@@ -224,7 +222,7 @@ class Checkpoint:
         if self.conflicts and "conflicts" in self.switches.names("VT_STRICT"):
             conflict = self.conflicts[0]
             raise ConflictError(
-                f"{len(self.conflicts)} contradictions, and VT_STRICT=conflicts refuses them",
+                f"VT_STRICT=conflicts refuses {counted(len(self.conflicts), 'contradiction')}",
                 file=conflict.where,
                 seen=f"{conflict.says}; {conflict.instead}",
                 fix="correct the configuration files, or unset VT_STRICT",
@@ -285,5 +283,7 @@ class Checkpoint:
             "no such module in the checkpoint",
             file=str(self.provenance.source),
             tensor=name,
+            seen=repr(name),
             accepted=f"a module's name without '.weight'{f', for example {near!r}' if near else ''}",
+            fix="list the modules with `vtensors inspect --tree`",
         )

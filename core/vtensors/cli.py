@@ -76,6 +76,11 @@ class PluginGroup(click.Group):
             ctx.fail(f"There is no command '{name}'. {hint}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand; switches that nobody reads are told before, whatever it does."""
+        self._find_plugins().warn_of_unknown_switches()
+        return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write names and summaries of all subcommands without importing any of them."""
         rows = [(name, owned.record.summary) for name, owned in sorted(self._commands().items())]
@@ -94,9 +99,12 @@ def import_command(owned: Owned[Command]) -> click.Command:
         command = getattr(importlib.import_module(module_name), attribute)
     except PLUGIN_FAILURES as error:
         raise PluginError(
-            f"the command '{owned.record.name}' of plugin '{owned.plugin}' ({owned.distribution}) cannot be "
-            f"imported from {owned.record.load}",
+            (
+                f"the command '{owned.record.name}' of plugin '{owned.plugin}' ({owned.distribution}) cannot be "
+                f"imported from {owned.record.load}"
+            ),
             seen=f"{type(error).__name__}: {error}",
+            accepted="a click.Command",
             fix="repair or upgrade that distribution",
         ) from error
     if not isinstance(command, click.Command):
@@ -104,6 +112,8 @@ def import_command(owned: Owned[Command]) -> click.Command:
             f"the command '{owned.record.name}' of plugin '{owned.plugin}' ({owned.distribution}) is not a "
             "click command",
             seen=type(command).__name__,
+            accepted="a click.Command",
+            fix="repair or upgrade that distribution",
         )
     return command
 
@@ -149,7 +159,11 @@ def _run(words: list[str], find_plugins: Callable[[], Plugins], as_json: bool) -
         return EXIT_REFUSED
     except click.ClickException as error:
         if as_json:
-            usage = VtensorsError(error.format_message())
+            used = error.ctx if isinstance(error, click.UsageError) else None
+            path = "vtensors" if used is None else used.command_path
+            usage = VtensorsError(
+                error.format_message(), seen=" ".join(["vtensors", *words]), fix=f"see `{path} --help`"
+            )
             click.echo(json.dumps({"error": error_record(usage) | {"type": type(error).__name__}}))
         else:
             error.show()

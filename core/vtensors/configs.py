@@ -28,7 +28,11 @@ class QuantizationBlock:
         method = self.values.get("quant_method")
         if method is not None and not isinstance(method, str):
             raise DeclarationError(
-                "quant_method is not a string", file=self.where, seen=repr(method), accepted="a method name"
+                "quant_method is not a string",
+                file=self.where,
+                seen=repr(method),
+                accepted="a method name",
+                fix="correct the configuration file, or use the one that belongs to the weights",
             )
         return method.lower() if method is not None else None
 
@@ -46,6 +50,17 @@ class ConfigFiles:
         config = self.config or {}
         nested = config.get("text_config")
         return nested if isinstance(nested, Mapping) else config
+
+    @property
+    def dtype(self) -> Any:
+        """What config.json names as the model's dtype, None where it names none.
+
+        The key is `dtype`, before transformers 4.56 `torch_dtype`; it stands in either part of a nested file.
+        """
+        owners = (self.text, self.config or {})
+        return next(
+            (owner[key] for owner in owners for key in ("dtype", "torch_dtype") if owner.get(key)), None
+        )
 
     def blocks(self) -> tuple[QuantizationBlock, ...]:
         """Every non-null quantisation block of config.json, top level first.
@@ -69,6 +84,7 @@ class ConfigFiles:
                         file=place,
                         seen=repr(values)[:80],
                         accepted="an object or null",
+                        fix="correct the configuration file, or use the one that belongs to the weights",
                     )
                 found.append(
                     QuantizationBlock(where=place, values=values, text_only=owner is nested is not config)
@@ -87,7 +103,11 @@ class ConfigFiles:
         values = self.hf_quant.get("quantization", self.hf_quant)
         if not isinstance(values, Mapping):
             raise DeclarationError(
-                "quantization is not an object", file=HF_QUANT, seen=repr(values)[:80], accepted="an object"
+                "quantization is not an object",
+                file=HF_QUANT,
+                seen=repr(values)[:80],
+                accepted="an object",
+                fix="correct the configuration file, or use the one that belongs to the weights",
             )
         # The writer puts its own name and version beside the object, not into it.
         producer = {"producer": self.hf_quant["producer"]} if "producer" in self.hf_quant else {}
@@ -105,5 +125,6 @@ def string_list(values: Mapping[str, Any], key: str, where: str) -> list[str]:
             file=where,
             seen=repr(entries)[:80],
             accepted="a list of strings",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     return entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from vtensors.counts import counted
 from vtensors.errors import ClaimError, VtensorsError
 from vtensors.forms import FLOAT_DTYPES
 from vtensors.modules import Module
@@ -31,6 +32,7 @@ def inconsistencies(
                 tensor=info.name,
                 seen=info.describe(),
                 accepted=", ".join(FLOAT_DTYPES),
+                fix="export the checkpoint again, with KV-cache scales in a float dtype",
             )
     yield from _pre_scale_gaps(modules.values())
 
@@ -74,7 +76,7 @@ def _pre_scale_gaps(modules: Iterable[Module]) -> Iterator[VtensorsError]:
                 continue
             suffix = next(p.suffix for p in module.claim.form.tensors if p.role == "pre_scale")
             yield ClaimError(
-                f"the activation scale is missing here, and present in {len(scaled)} modules of this kind",
+                f"the activation scale is missing here, and present in {counted(len(scaled), 'module')} of this kind",
                 file=module.claim.codes.file,
                 tensor=f"{module.name}.{suffix}",
                 seen=f"{scaled[0].name} has one",

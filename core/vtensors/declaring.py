@@ -10,6 +10,7 @@ from vtensors.answer_checks import CheckedSchemeOf, check_declaration
 from vtensors.claim_reasons import Claimant
 from vtensors.configs import HF_QUANT, ConfigFiles
 from vtensors.containment import PLUGIN_FAILURES
+from vtensors.counts import agreeing, counted
 from vtensors.errors import DeclarationError, VtensorsError
 from vtensors.manager import Plugins
 from vtensors.matching import HEADS, nearest
@@ -104,7 +105,7 @@ def stale_entries(
     An entry for a head that the model shares with its embeddings is not stale.
     """
     names = list(modules)
-    shared = HEADS if plan is not None and "lm_head" not in plan.weights else ()
+    shared = HEADS if plan is None or "lm_head" not in plan.weights else ()
     found: list[str] = []
     for claimant in claimants:
         for matcher in claimant.declaration.matchers if claimant.declaration else ():
@@ -116,7 +117,8 @@ def stale_entries(
             bare = stale[0].text.removeprefix("re:").replace("\\", "").strip("^$.*")
             near = nearest(bare, _with_parents(names)) if len(found) < _LOOKUPS else None
             found.append(
-                f"{stale[0].where}: {len(stale)} entries match no module: "
+                f"{stale[0].where}: {counted(len(stale), 'entry', 'entries')} "
+                f"{agreeing(len(stale), 'matches', 'match')} no module: "
                 + ", ".join(repr(entry.text) for entry in stale[:3])
                 + (" ..." if len(stale) > 3 else "")
                 + (f"; the nearest name is '{near}'" if near else "")

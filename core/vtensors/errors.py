@@ -85,7 +85,7 @@ class LockError(VtensorsError):
 
 
 class DeviceError(VtensorsError, RuntimeError):
-    """The device failed while it ran a model: out of memory in a step, or an error of CUDA.
+    """The device failed: out of memory in a step, an error of CUDA, or a self-test that never ended.
 
     Every request that was in work has ended. A RuntimeError too, as torch's own are; the cause is chained.
     """

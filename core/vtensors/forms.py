@@ -18,6 +18,8 @@ FLOAT_DTYPES = ("BF16", "F16", "F32")
 ANY_SHAPE = "[*]"
 # Before a pattern: only where the whole matrix is one block, whose scale writers collapse.
 ONE_BLOCK = "one block:"
+# The role of a tensor that its writer saved and that nothing reads; conversions leave it out.
+UNUSED_ROLE = "unused_scale"
 # Published models have at most 512; a header can promise any number of experts that have no elements.
 MAX_EXPERTS = 16384
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import CheckpointError
 from vtensors.header_entries import check_layout, read_entries, read_metadata
 from vtensors.strict_json import parse_json
@@ -90,7 +91,7 @@ def header_length(file: str, prefix: bytes, file_size: int) -> int:
         raise CheckpointError(
             "the file is too short for a safetensors header",
             file=file,
-            seen=f"{file_size} bytes",
+            seen=counted(file_size, "byte"),
             accepted="8 length bytes and a JSON header at least",
             fix="download it again",
         )
@@ -99,8 +100,8 @@ def header_length(file: str, prefix: bytes, file_size: int) -> int:
         raise CheckpointError(
             "the header would be longer than the file",
             file=file,
-            seen=f"a header of {length} bytes in a file of {file_size} bytes, which begins {prefix[:8]!r}",
-            accepted=f"at most {file_size - 8} bytes",
+            seen=f"a header of {length} bytes in a file of {counted(file_size, 'byte')}, which begins {prefix[:8]!r}",
+            accepted=f"at most {counted(file_size - 8, 'byte')}",
             fix="the file is cut off inside of its header or is not a safetensors file: download it again",
         )
     if length > MAX_HEADER_BYTES:
@@ -109,6 +110,7 @@ def header_length(file: str, prefix: bytes, file_size: int) -> int:
             file=file,
             seen=f"{length} bytes",
             accepted=f"at most {MAX_HEADER_BYTES} bytes, as safetensors itself",
+            fix="download the file again; if it was published so, its writer made a header that is not safetensors",
         )
     return 8 + length
 
@@ -128,7 +130,11 @@ def parse_header(file: str, raw: bytes, file_size: int) -> ShardHeader:
     total = header_length(file, raw[:PREFIX_BYTES], file_size)
     if len(raw) < total:
         raise CheckpointError(
-            "the header could not be read whole", file=file, seen=f"{len(raw)} of {total} bytes"
+            "the header could not be read whole",
+            file=file,
+            seen=f"{len(raw)} of {total} bytes",
+            accepted="the whole header",
+            fix="try it again; the file is read or changed by something else",
         )
     head = raw if len(raw) == total else raw[:total]
     content = parse_json(
@@ -140,7 +146,13 @@ def parse_header(file: str, raw: bytes, file_size: int) -> ShardHeader:
         max_values=MAX_HEADER_VALUES,
     )
     if not isinstance(content, dict):
-        raise CheckpointError("the header is not a JSON object", file=file, seen=type(content).__name__)
+        raise CheckpointError(
+            "the header is not a JSON object",
+            file=file,
+            seen=type(content).__name__,
+            accepted="a JSON object of tensors",
+            fix="download the file again; if it was published so, its writer made a header that is not safetensors",
+        )
     metadata = read_metadata(file, content.pop("__metadata__", None))
     tensors = read_entries(file, content, total)
     check_layout(file, tensors, total, file_size)
@@ -162,7 +174,13 @@ def read_header(path: Path, name: str) -> ShardHeader:
     try:
         # A pipe or device under the name of a shard must not be opened: opening may wait for ever.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise CheckpointError("not a regular file", file=name)
+            raise CheckpointError(
+                "not a regular file",
+                file=name,
+                seen="a directory, device or pipe",
+                accepted="a file of weights",
+                fix="remove it, or put the file in its place",
+            )
         with path.open("rb", buffering=0) as stream:
             identity = FileIdentity.of(os.fstat(stream.fileno()))
             prefix = stream.read(PREFIX_BYTES)
@@ -173,7 +191,11 @@ def read_header(path: Path, name: str) -> ShardHeader:
                 else prefix + _read_exactly(stream.fileno(), total, len(prefix))
             )
     except OSError as cause:
-        raise CheckpointError(f"the file cannot be read: {cause.strerror or cause}", file=name) from cause
+        raise CheckpointError(
+            f"the file cannot be read: {cause.strerror or cause}",
+            file=name,
+            fix="make it readable for this user (permissions, mount), or download the file again",
+        ) from cause
     return attrs.evolve(parse_header(name, raw, identity.size), identity=identity)
 
 

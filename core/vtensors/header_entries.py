@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from operator import attrgetter
 
+from vtensors.counts import agreeing, counted
 from vtensors.errors import CheckpointError
 from vtensors.tensors import TensorInfo, expected_nbytes
 
@@ -19,13 +20,21 @@ MAX_RANK = 64
 # Of one file; the largest published checkpoints hold about as many in all their files together.
 MAX_TENSORS = 300_000
 
+_FIX = "download the file again; if it was published so, its writer made a header that is not safetensors"
+
 
 def read_metadata(file: str, value: object) -> dict[str, str]:
     """The strings under `__metadata__`; empty where the header has none. Raises CheckpointError otherwise."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise CheckpointError("__metadata__ is not an object", file=file, seen=type(value).__name__)
+        raise CheckpointError(
+            "__metadata__ is not an object",
+            file=file,
+            seen=type(value).__name__,
+            accepted="an object of strings",
+            fix=_FIX,
+        )
     for key, text in value.items():
         if not isinstance(text, str):
             raise CheckpointError(
@@ -33,6 +42,7 @@ def read_metadata(file: str, value: object) -> dict[str, str]:
                 file=file,
                 seen=type(text).__name__,
                 accepted="strings only",
+                fix=_FIX,
             )
     return value
 
@@ -50,29 +60,49 @@ def read_entries(file: str, content: dict[str, object], data_begin: int) -> tupl
         raise CheckpointError(
             "the header has too many tensors",
             file=file,
-            seen=f"{len(content)} tensors",
+            seen=counted(len(content), "tensor"),
             accepted=f"at most {MAX_TENSORS}",
+            fix=_FIX,
         )
     for name, entry in content.items():
         if not name:
-            raise CheckpointError("a tensor has an empty name", file=file)
+            raise CheckpointError(
+                "a tensor has an empty name",
+                file=file,
+                seen="''",
+                accepted="names of at least one character",
+                fix=_FIX,
+            )
         if len(name) > MAX_NAME or name.count(".") >= MAX_COMPONENTS:
             raise CheckpointError(
                 "a tensor's name is too long",
                 file=file,
                 tensor=_short(name),
-                seen=f"{len(name)} characters, {name.count('.') + 1} components",
+                seen=f"{counted(len(name), 'character')}, {counted(name.count('.') + 1, 'component')}",
                 accepted=f"at most {MAX_NAME} characters and {MAX_COMPONENTS} components",
+                fix=_FIX,
             )
         if type(entry) is not dict or entry.keys() != _ENTRY_KEYS:
             raise _bad_entry(file, name, entry)
         dtype, dims, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if type(dtype) is not str or not dtype:
-            raise CheckpointError("dtype is not a name", file=file, tensor=name, seen=_short(dtype))
+            raise CheckpointError(
+                "dtype is not a name",
+                file=file,
+                tensor=name,
+                seen=_short(dtype),
+                accepted="a name such as 'BF16'",
+                fix=_FIX,
+            )
         # bool is an int to Python and True == 1 as a dictionary key, so types are compared exactly.
         if type(dims) is not list or any([type(dim) is not int or dim < 0 for dim in dims]):  # noqa: C419
             raise CheckpointError(
-                "shape is not a list of non-negative integers", file=file, tensor=name, seen=_short(dims)
+                "shape is not a list of non-negative integers",
+                file=file,
+                tensor=name,
+                seen=_short(dims),
+                accepted="[rows, columns], [] for a scalar",
+                fix=_FIX,
             )
         if len(dims) > MAX_RANK:
             raise CheckpointError(
@@ -81,6 +111,7 @@ def read_entries(file: str, content: dict[str, object], data_begin: int) -> tupl
                 tensor=name,
                 seen=f"{len(dims)}",
                 accepted=f"at most {MAX_RANK}",
+                fix=_FIX,
             )
         key = (dtype, tuple(dims))
         known = sizes.get(key)
@@ -98,8 +129,9 @@ def read_entries(file: str, content: dict[str, object], data_begin: int) -> tupl
                 "dtype and shape need another number of bytes than the offsets hold",
                 file=file,
                 tensor=name,
-                seen=f"{dtype} {list(shape)} over {end - begin} bytes",
-                accepted=f"{expected} bytes",
+                seen=f"{dtype} {list(shape)} over {counted(end - begin, 'byte')}",
+                accepted=counted(expected, "byte"),
+                fix=_FIX,
             )
         infos.append(
             TensorInfo(
@@ -128,18 +160,22 @@ def check_layout(file: str, tensors: tuple[TensorInfo, ...], data_begin: int, fi
                 file=file,
                 tensor=after.name,
                 seen=f"bytes {after.begin}..{after.end} and {before.begin}..{before.end} of the file",
+                accepted="bytes of its own for every tensor",
+                fix=_FIX,
             )
-    if data_end > file_size:
+    short = data_end - file_size
+    if short > 0:
         raise CheckpointError(
-            f"{data_end - file_size} bytes are missing at the end of the file: incomplete download",
+            f"{counted(short, 'byte')} {agreeing(short, 'is', 'are')} missing at the end of the file: "
+            "incomplete download",
             file=file,
             seen=f"{file_size} bytes",
             accepted=f"{data_end} bytes, header and data together",
             fix="download the file again",
         )
-    if data_end < file_size:
+    if short < 0:
         raise CheckpointError(
-            f"{file_size - data_end} trailing bytes follow the last tensor",
+            f"{counted(-short, 'trailing byte')} {agreeing(-short, 'follows', 'follow')} the last tensor",
             file=file,
             seen=f"{file_size} bytes",
             accepted=f"{data_end} bytes, header and data together",
@@ -148,11 +184,13 @@ def check_layout(file: str, tensors: tuple[TensorInfo, ...], data_begin: int, fi
 
 
 def _gap(file: str, before: str, after: str, begin: int, end: int) -> CheckpointError:
+    gap = end - begin
     return CheckpointError(
-        f"{end - begin} bytes between {before!r} and {after!r} belong to no tensor",
+        f"{counted(gap, 'byte')} between {before!r} and {after!r} {agreeing(gap, 'belongs', 'belong')} to no tensor",
         file=file,
         seen=f"bytes {begin}..{end} of the file",
         accepted="tensors that cover the data section without a gap",
+        fix="download the file again; if it was published so, its writer made a header that is not safetensors",
     )
 
 
@@ -167,6 +205,7 @@ def _check_element_count(file: str, name: str, shape: tuple[int, ...]) -> None:
                 tensor=name,
                 seen=_short(list(shape)),
                 accepted="fewer than 2**63 elements",
+                fix=_FIX,
             )
 
 
@@ -178,6 +217,7 @@ def _bad_entry(file: str, name: str, entry: object) -> CheckpointError:
         tensor=name,
         seen=_short(seen),
         accepted="an object with exactly dtype, shape and data_offsets",
+        fix=_FIX,
     )
 
 
@@ -188,6 +228,7 @@ def _bad_offsets(file: str, name: str, offsets: object) -> CheckpointError:
         tensor=name,
         seen=_short(offsets),
         accepted="[begin, end] with 0 <= begin <= end < 2**63",
+        fix=_FIX,
     )
 
 

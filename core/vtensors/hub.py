@@ -52,7 +52,13 @@ def open_source(
         return open_snapshot(location.root, location.provenance, refuse_stray=refuse_stray)
     wanted = location.provenance
     if wanted.repo is None:
-        raise CheckpointError("there is no such checkpoint", file=wanted.source)
+        raise CheckpointError(
+            "there is no such checkpoint",
+            file=wanted.source,
+            seen="no such file or directory",
+            accepted="a directory or a .safetensors file",
+            fix="correct the path",
+        )
     try:
         if not download:
             return open_remote(wanted.repo, wanted.revision, source=wanted.source, refuse_stray=refuse_stray)
@@ -84,6 +90,7 @@ def resolve(source: str | Path, revision: str | None = None, *, offline: bool | 
             "this names no checkpoint",
             seen=repr(source)[:80],
             accepted="a str or pathlib.Path: a path, or org/name[@revision]",
+            fix="pass the path or the name as text",
         )
     path = _existing_path(source)
     if path is not None:
@@ -111,18 +118,26 @@ def split_source(source: str | Path, revision: str | None) -> tuple[str, str | N
         raise HubError(
             "no such file or directory, and not the name of a repository",
             file=text,
+            seen=repr(text),
             accepted="an existing path, or org/name[@revision]",
+            fix="correct the path or the name",
         )
     if at and revision is not None and revision != named:
         raise RequestError(
             "two different revisions are asked for",
             file=text,
             seen=f"{named!r} in the name and {revision!r} beside it",
+            accepted="one revision, in one of the two places",
+            fix="leave one of them out",
         )
     wanted = named if at else revision
     if wanted is not None and (not _REVISION.fullmatch(wanted) or ".." in wanted):
         raise HubError(
-            "not a revision", file=text, seen=repr(wanted), accepted="a branch, a tag or a commit hash"
+            "not a revision",
+            file=text,
+            seen=repr(wanted),
+            accepted="a branch, a tag or a commit hash",
+            fix="correct the revision",
         )
     return repo, wanted
 

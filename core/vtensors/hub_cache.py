@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+from vtensors.counts import counted
 from vtensors.errors import CheckpointError, HubError
 from vtensors.provenance import REPO_FOLDER_PREFIX
 from vtensors.shard_files import SUFFIX, listed
@@ -38,7 +39,11 @@ def cached_commit(folder: Path, revision: str | None) -> str | None:
         return wanted if _PLAIN_NAME.fullmatch(wanted) and (folder / "snapshots" / wanted).is_dir() else None
     if not _PLAIN_NAME.fullmatch(commit):
         raise HubError(
-            f"the cache's refs/{wanted} does not hold a commit hash", file=str(folder), seen=commit[:80]
+            f"the cache's refs/{wanted} does not hold a commit hash",
+            file=str(folder),
+            seen=commit[:80],
+            accepted="40 hexadecimal digits",
+            fix="delete that file and download the repository again",
         )
     return commit
 
@@ -111,7 +116,9 @@ def _holds(snapshot: Path) -> str:
     broken = [name for name in names if not (snapshot / name).exists()]
     shards = [name for name in names if name.endswith(SUFFIX) and name not in broken]
     others = [name for name in names if name not in shards and name not in broken]
-    parts = [f"{len(shards)} shards" if len(shards) > 1 else shards[0] if shards else "no .safetensors file"]
+    parts = [
+        counted(len(shards), "shard") if len(shards) > 1 else shards[0] if shards else "no .safetensors file"
+    ]
     if others:
         parts.append(listed(others))
     if broken:

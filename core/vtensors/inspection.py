@@ -7,6 +7,7 @@ from typing import Any
 
 from vtensors.activations import ActivationRequest
 from vtensors.checkpoint import Checkpoint
+from vtensors.counts import counted
 from vtensors.modules import Module, is_quantized
 
 PARTS = (
@@ -109,8 +110,7 @@ def activation_warnings(checkpoint: Checkpoint, request: ActivationRequest) -> l
         if warning:
             found.setdefault(warning, []).append(name)
     return [
-        f"{warning} ({len(names)} {'module' if len(names) == 1 else 'modules'}, first: {names[0]})"
-        for warning, names in found.items()
+        f"{warning} ({counted(len(names), 'module')}, first: {names[0]})" for warning, names in found.items()
     ]
 
 

@@ -69,11 +69,17 @@ def _value(info: TensorInfo, source: TensorSource, notes: list[str]) -> float:
             tensor=info.name,
             seen=info.describe(),
             accepted="one value per layer, shape [] or [1]",
+            fix="export the checkpoint again, with one scale per layer",
         )
     value = float(source.view(info).float().reshape(()))
     if math.isinf(value):
         raise ClaimError(
-            "a KV-cache scale is infinite", file=info.file, tensor=info.name, seen=str(value), accepted="> 0"
+            "a KV-cache scale is infinite",
+            file=info.file,
+            tensor=info.name,
+            seen=str(value),
+            accepted="> 0",
+            fix="calibrate and export the checkpoint again",
         )
     if math.isnan(value) or value <= 0:
         notes.append(f"{info.name} is {value}: taken as absent, 1.0")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vtensors.counts import counted
 from vtensors.errors import LockError
 from vtensors.lock_file import LOCK_NAME, Lock, ModuleGroup, parse_lock, read_lock, write_lock
 from vtensors.module_facts import ModuleFacts, kv_scale_facts, module_facts
@@ -78,7 +79,7 @@ def check_lock(checkpoint: Checkpoint, lock: Lock | str | Path) -> None:
     moved = tuple(differences(locked, make_lock(checkpoint)))
     if not moved:
         return
-    shown = [f"{len(moved)} differences", *moved[:_NAMED_AT_MOST]]
+    shown = [counted(len(moved), "difference"), *moved[:_NAMED_AT_MOST]]
     if len(moved) > _NAMED_AT_MOST:
         shown.append(f"and {len(moved) - _NAMED_AT_MOST} more")
     pinned = f"{locked.repo}@{locked.commit}" if locked.repo and locked.commit else "what was locked"
@@ -212,10 +213,10 @@ def _beside(facts: ModuleFacts) -> str:
 
 
 def _groups(facts: list[ModuleFacts]) -> tuple[ModuleGroup, ...]:
-    counted: dict[tuple[str, str, str, tuple[int, ...], str, str, str], int] = {}
+    alike: dict[tuple[str, str, str, tuple[int, ...], str, str, str], int] = {}
     for f in facts:
         key = (f.pattern, f.scheme, f.convention, f.shape, f.declared, f.algorithm, _beside(f))
-        counted[key] = counted.get(key, 0) + 1
+        alike[key] = alike.get(key, 0) + 1
     return tuple(
         ModuleGroup(
             pattern=pattern,
@@ -227,7 +228,5 @@ def _groups(facts: list[ModuleFacts]) -> tuple[ModuleGroup, ...]:
             modules=count,
             tensors=tensors,
         )
-        for (pattern, scheme, convention, shape, declared, algorithm, tensors), count in sorted(
-            counted.items()
-        )
+        for (pattern, scheme, convention, shape, declared, algorithm, tensors), count in sorted(alike.items())
     )

@@ -85,18 +85,33 @@ def write_lock(lock: Lock, path: Path) -> None:
         beside.replace(path)
     except OSError as cause:
         beside.unlink(missing_ok=True)
-        raise LockError(f"the lock cannot be written: {cause.strerror or cause}", file=str(path)) from cause
+        raise LockError(
+            f"the lock cannot be written: {cause.strerror or cause}",
+            file=str(path),
+            accepted="a file in a directory that this user may write to",
+            fix="choose another place with --output",
+        ) from cause
 
 
 def read_lock(path: Path) -> Lock:
     """The lock in a file. Raises LockError for one that is absent, no lock, or of another format version."""
     try:
+        # A pipe or device must not be opened: it may never end.
+        if path.exists() and not path.is_file():
+            raise LockError(
+                "the lock is not a regular file",
+                file=str(path),
+                seen="a directory" if path.is_dir() else "a device or pipe",
+                accepted="a file that `vtensors lock` wrote",
+                fix=f"name a file in it, such as {path / LOCK_NAME}" if path.is_dir() else "name a file",
+            )
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as cause:
         raise LockError(
             f"the lock cannot be read: {cause.strerror or cause}",
             file=str(path),
+            accepted="a file that `vtensors lock` wrote",
             fix=f"write one with `vtensors lock SOURCE -o {path}`",
         ) from cause
     return parse_lock(data, file=str(path))
@@ -106,7 +121,14 @@ def parse_lock(data: bytes, *, file: str) -> Lock:
     """The lock that the bytes hold; file is named in messages. Errors as in `read_lock`."""
     value = parse_json(data, file=file, what="lock", error=LockError)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise LockError("the file is not a lock of vtensors", file=file, accepted=f'"format": "{FORMAT}"')
+        seen = f"format {value.get('format')!r:.40}" if isinstance(value, dict) else type(value).__name__
+        raise LockError(
+            "the file is not a lock of vtensors",
+            file=file,
+            seen=seen,
+            accepted=f'"format": "{FORMAT}"',
+            fix="choose another file, or remove this one",
+        )
     if value.get("version") != FORMAT_VERSION:
         raise LockError(
             "a lock of another format version",

@@ -25,9 +25,9 @@ from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import PluginError
 from vtensors.plugin_candidates import Candidate, PluginFilter, builtin_candidates, find_entry_points
 from vtensors.plugin_loading import Loaded, PluginStatus, load
-from vtensors.records import Progress, Selected
+from vtensors.records import Progress, Selected, Switch
 from vtensors.registry import Registry, resolve
-from vtensors.switches import BOOT_SWITCHES, Switches
+from vtensors.switches import BOOT_SWITCHES, Switches, warn_of_unknown
 
 _log = logging.getLogger("vtensors")
 
@@ -45,6 +45,7 @@ class Plugins:
     prefer: str = ""
     _manager: pluggy.PluginManager
     _failed_observers: set[str] = attrs.field(factory=set, init=False)
+    _told_switches: set[str] = attrs.field(factory=set, init=False)
 
     @classmethod
     def discover(
@@ -95,10 +96,19 @@ class Plugins:
         return tuple(status for status in self.statuses if status.state == "quarantined")
 
     def read_switches(self, environ: Mapping[str, str] | None = None) -> Switches:
-        """All declared switches as they stand in environ (default: the process environment) now."""
+        """All declared switches as they stand in environ (default: the process environment) now.
+
+        A `VT_*` variable that is none of them is warned of once.
+        """
+        return Switches.read(self._declared().values(), environ, told=self._told_switches)
+
+    def warn_of_unknown_switches(self) -> None:
+        """One warning for each `VT_*` variable of the process environment that is no switch, said once."""
+        warn_of_unknown(self._declared(), told=self._told_switches)
+
+    def _declared(self) -> dict[str, Switch]:
         declared = {switch.name: switch for switch in BOOT_SWITCHES}
-        declared |= {name: owned.record for name, owned in self.registry.switches.items()}
-        return Switches.read(declared.values(), environ)
+        return declared | {name: owned.record for name, owned in self.registry.switches.items()}
 
     def selected(self, record: Selected) -> None:
         """Tell every observer which kernel a module got; one that raises is named once, then left out."""

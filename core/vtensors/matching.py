@@ -23,7 +23,8 @@ import attrs
 
 from vtensors.patterns import MatchBudget, glob_test, regex_test
 
-DIALECTS = ("model.language_model.", "language_model.model.", "model.")
+# The empty one is that of a base model saved by itself.
+DIALECTS = ("model.language_model.", "language_model.model.", "model.", "")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
 REGEX = "re:"
 FUSED: dict[str, tuple[str, ...]] = {
@@ -46,7 +47,7 @@ def spellings(name: str) -> tuple[str, ...]:
         return (name, *(head for head in HEADS if head != name))
     for prefix in DIALECTS:
         rest = name.removeprefix(prefix)
-        if rest != name and rest.startswith(("layers.", "embed_tokens", "norm")):
+        if (rest != name or not prefix) and rest.startswith(("layers.", "embed_tokens", "norm")):
             return (name, *(other + rest for other in DIALECTS if other != prefix))
     return (name,)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import DeclarationError
 
 MAX_PATTERN = 1000
@@ -131,6 +132,7 @@ def _stoppable(pattern: str, flags: int, text: str, where: str) -> Any:
             file=where,
             seen=repr(text)[:200],
             accepted=f"counts in braces that multiply to at most {MAX_COUNT}",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     # Imported here: it takes 35 ms, and most checkpoints list names or tame patterns.
     import regex
@@ -148,6 +150,7 @@ def _no_pattern(problem: BaseException, text: str, where: str) -> DeclarationErr
         file=where,
         seen=repr(text)[:200],
         accepted="re:<Python regular expression> or an exact module name",
+        fix="correct the configuration file, or use the one that belongs to the weights",
     )
 
 
@@ -184,8 +187,9 @@ def _check_length(text: str, where: str) -> None:
         raise DeclarationError(
             "the pattern is too long",
             file=where,
-            seen=f"{len(text)} characters beginning {text[:40]!r}",
+            seen=f"{counted(len(text), 'character')} beginning {text[:40]!r}",
             accepted=f"at most {MAX_PATTERN} characters",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
 
 

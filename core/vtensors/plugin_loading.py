@@ -114,7 +114,11 @@ def _hooks_of(plugin: object, manager: pluggy.PluginManager) -> Mapping[str, plu
     for caller in manager.get_hookcallers(plugin) or ():
         impl = next(impl for impl in caller.get_hookimpls() if impl.plugin is plugin)
         if impl.wrapper or impl.hookwrapper:
-            raise PluginError(f"{caller.name} is a wrapper; plugins cannot wrap one another's hooks")
+            raise PluginError(
+                f"{caller.name} is a wrapper; plugins cannot wrap one another's hooks",
+                accepted="plain hook implementations",
+                fix="leave wrapper=True out of @hookimpl",
+            )
         if caller.has_spec():
             found[caller.name] = impl
         elif not impl.optionalhook:

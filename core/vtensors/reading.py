@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import CheckpointError, RequestError
 from vtensors.header import FileIdentity
 from vtensors.snapshot import Snapshot
@@ -166,9 +167,23 @@ class TensorReader:
     def _checked(self, info: TensorInfo) -> _OpenShard:
         with self._lock:
             if self._closed:
-                raise RequestError("the checkpoint is closed", file=info.file, tensor=info.name)
+                raise RequestError(
+                    "the checkpoint is closed",
+                    file=info.file,
+                    tensor=info.name,
+                    seen="a read after close()",
+                    accepted="reads before it",
+                    fix="open the checkpoint again",
+                )
             if self.snapshot.tensors.get(info.name) != info:
-                raise RequestError("the tensor is not of this checkpoint", file=info.file, tensor=info.name)
+                raise RequestError(
+                    "the tensor is not of this checkpoint",
+                    file=info.file,
+                    tensor=info.name,
+                    seen="a record of another checkpoint",
+                    accepted="the records of this checkpoint's tensors",
+                    fix="take it from checkpoint.snapshot.tensors",
+                )
             shard = self._shards.get(info.file)
             if shard is None:
                 shard = self._shards[info.file] = self._open(info.file)
@@ -236,9 +251,16 @@ def _cut_short(run: Sequence[Wanted], done: int) -> CheckpointError:
         "the file ends inside of the tensor: file changed while open",
         file=last.info.file,
         tensor=last.info.name,
-        seen=f"{done - at} of {len(last.into)} bytes",
+        seen=f"{done - at:,} of {counted(len(last.into), 'byte')}",
+        accepted="a file that stays as it was when it was opened",
+        fix="open the checkpoint again when nothing writes to it",
     )
 
 
 def _unreadable(file: str, cause: OSError, *, tensor: str | None = None) -> CheckpointError:
-    return CheckpointError(f"the file cannot be read: {cause.strerror or cause}", file=file, tensor=tensor)
+    return CheckpointError(
+        f"the file cannot be read: {cause.strerror or cause}",
+        file=file,
+        tensor=tensor,
+        fix="make it readable for this user (permissions, mount), or download the file again",
+    )

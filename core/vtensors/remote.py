@@ -76,7 +76,13 @@ def list_repository(repo: str, revision: str | None) -> Listing:
     except network_errors() as cause:
         raise network_refusal(repo, revision, cause) from cause
     if not info.sha:
-        raise HubError("the Hub does not say which commit this is", file=repo, seen=repr(revision))
+        raise HubError(
+            "the Hub does not say which commit this is",
+            file=repo,
+            seen=repr(revision),
+            accepted="an answer with a commit hash",
+            fix="try it again, or check HF_ENDPOINT",
+        )
     names = [sibling.rfilename for sibling in info.siblings or ()]
     return Listing(repo=repo, commit=info.sha, names=tuple(sorted(name for name in names if "/" not in name)))
 
@@ -94,7 +100,9 @@ def fetch_file(listing: Listing, name: str) -> bytes:
         raise HubError(
             "the file is too long for a configuration",
             file=f"{listing.repo}/{name}",
+            seen="a longer one",
             accepted=f"at most {MAX_BYTES} bytes",
+            fix="this is no configuration of a model: check the repository",
         )
     return data
 
@@ -137,17 +145,33 @@ def network_refusal(repo: str, revision: str | None, cause: Exception) -> HubErr
         return HubError(
             "access to this repository must be granted",
             file=wanted,
+            seen="a gated repository",
+            accepted="a token of an account with access",
             fix="accept its terms, log in (hf auth login)",
         )
     if isinstance(cause, RepositoryNotFoundError):
         return HubError(
-            "no such repository, or it is private", file=wanted, fix="check the name, log in (hf auth login)"
+            "no such repository, or it is private",
+            file=wanted,
+            seen="HTTP status 404 or 401",
+            accepted="a local path, or org/name of a repository that this account may read",
+            fix="check the name, log in (hf auth login)",
         )
     if isinstance(cause, RevisionNotFoundError):
-        return HubError("the repository has no such revision", file=wanted)
+        return HubError(
+            "the repository has no such revision",
+            file=wanted,
+            seen=wanted,
+            accepted="a branch, a tag or a commit hash of it",
+            fix="look at its branches and tags, or leave the revision out",
+        )
     if isinstance(cause, OfflineModeIsEnabled):
         return HubError(
-            "not in the cache, and HF_HUB_OFFLINE is set", file=wanted, fix="unset HF_HUB_OFFLINE"
+            "not in the cache, and HF_HUB_OFFLINE is set",
+            file=wanted,
+            seen="HF_HUB_OFFLINE",
+            accepted="a repository that is in the cache, or a local path",
+            fix="unset HF_HUB_OFFLINE",
         )
     return HubError(
         f"{constants.ENDPOINT} cannot be reached or answers with an error: {type(cause).__name__}: {cause}",
@@ -175,7 +199,13 @@ def _fetch(listing: Listing, name: str, begin: int, end: int, *, ranged: bool) -
             if status == 416:  # an empty file has no byte that a range could name
                 return b"", _total_size(where, answered)
             if status not in (200, 206):
-                raise HubError(_status_text(status), file=where, seen=f"HTTP status {status} for {url}")
+                raise HubError(
+                    _status_text(status),
+                    file=where,
+                    seen=f"HTTP status {status} for {url}",
+                    accepted="HTTP status 206",
+                    fix="try it again later, or check HF_ENDPOINT",
+                )
             partial = status == 206
             size = _total_size(where, answered) if partial else int(answered.get("content-length", 0))
             # A server that ignores the range sends the file from its begin: skip, and hang up after the end.
@@ -184,7 +214,13 @@ def _fetch(listing: Listing, name: str, begin: int, end: int, *, ranged: bool) -
         raise network_refusal(listing.repo, listing.commit, cause) from cause
     expected = min(end, size) - begin
     if ranged and len(data) != expected:
-        raise HubError("the server sent too few bytes", file=where, seen=f"{len(data)} of {expected}")
+        raise HubError(
+            "the server sent too few bytes",
+            file=where,
+            seen=f"{len(data)} of {expected}",
+            accepted="all of them",
+            fix="try it again",
+        )
     return data, size
 
 
@@ -204,7 +240,11 @@ def _total_size(where: str, answered: Any) -> int:
     total = text.rpartition("/")[2]
     if not total.isdecimal():
         raise HubError(
-            "the server does not say how long the file is", file=where, seen=f"content-range {text!r}"
+            "the server does not say how long the file is",
+            file=where,
+            seen=f"content-range {text!r}",
+            accepted="content-range: bytes first-last/length",
+            fix="try it again, or check HF_ENDPOINT",
         )
     return int(total)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import attrs
 
+from vtensors.counts import agreeing, counted
 from vtensors.errors import CheckpointError
 from vtensors.header import ShardHeader
 from vtensors.strict_json import parse_json
@@ -57,8 +58,10 @@ def select_shards(where: str, names: Collection[str], index: bytes | None) -> Sh
         absent = sorted(files.difference(names))
         if absent:
             raise CheckpointError(
-                f"{len(absent)} of {len(files)} files that the index names are missing: {listed(absent)}",
+                f"of {counted(len(files), 'file')} that the index names, {len(absent):,} "
+                f"{agreeing(len(absent), 'is', 'are')} missing: {listed(absent)}",
                 file=f"{where}/{INDEX_NAME}",
+                accepted="every file that the index names",
                 fix="incomplete download: download the missing files",
             )
     elif SINGLE_NAME in present:
@@ -92,7 +95,11 @@ def parse_index(data: bytes) -> dict[str, str]:
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            "the index has no weight_map", file=INDEX_NAME, accepted='{"weight_map": {tensor: file}}'
+            "the index has no weight_map",
+            file=INDEX_NAME,
+            seen="no such key, or no object",
+            accepted='{"weight_map": {tensor: file}}',
+            fix="download it again",
         )
     for name, file in weight_map.items():
         if not isinstance(file, str):
@@ -101,6 +108,8 @@ def parse_index(data: bytes) -> dict[str, str]:
                 file=INDEX_NAME,
                 tensor=name,
                 seen=type(file).__name__,
+                accepted="a file name",
+                fix="download the index again",
             )
     for file in sorted(set(weight_map.values())):
         _check_file_name(file)
@@ -169,7 +178,7 @@ def listed(names: Collection[str]) -> str:
 
 
 def _others(names: list[str]) -> str:
-    return f" ({len(names)} such tensors: {listed(names)})" if len(names) > 1 else ""
+    return f" ({counted(len(names), 'such tensor')}: {listed(names)})" if len(names) > 1 else ""
 
 
 def _check_file_name(file: str) -> None:
@@ -178,10 +187,14 @@ def _check_file_name(file: str) -> None:
             f"the index names the file {file!r}, which may lie outside of the checkpoint's directory",
             file=INDEX_NAME,
             accepted="plain file names in the same directory",
+            fix="download the index again; one that names other places is not read",
         )
     if not file.endswith(SUFFIX):
         raise CheckpointError(
-            f"the index names the file {file!r}, which is not a .safetensors file", file=INDEX_NAME
+            f"the index names the file {file!r}, which is not a .safetensors file",
+            file=INDEX_NAME,
+            accepted="names that end with .safetensors",
+            fix="download the safetensors files and their index",
         )
 
 

@@ -65,7 +65,11 @@ class Snapshot:
         value = parse_json(data, file=name, what="content", error=DeclarationError, allow_infinity=True)
         if not isinstance(value, dict):
             raise DeclarationError(
-                "the file does not hold a JSON object", file=name, seen=type(value).__name__
+                "the file does not hold a JSON object",
+                file=name,
+                seen=type(value).__name__,
+                accepted="a JSON object",
+                fix="download the file again",
             )
         return value
 
@@ -75,6 +79,8 @@ class Snapshot:
             raise RequestError(
                 "the weights are not on this machine, only their headers were fetched",
                 file=file,
+                seen="headers alone",
+                accepted="a snapshot with its files",
                 fix="open the repository for loading, which downloads the files",
             )
         return self.root / file
@@ -143,7 +149,11 @@ def select_local(root: Path) -> ShardSelection:
     if root.is_file():
         if root.suffix != SUFFIX:
             raise CheckpointError(
-                "not a checkpoint", file=str(root), accepted="a directory or a .safetensors file"
+                "not a checkpoint",
+                file=str(root),
+                seen="a file of another kind",
+                accepted="a directory or a .safetensors file",
+                fix="give the directory that holds the .safetensors files",
             )
         return ShardSelection(files=(root.name,), weight_map=None, strays=())
     _refuse_broken_link(root, str(root))
@@ -151,7 +161,9 @@ def select_local(root: Path) -> ShardSelection:
         names = os.listdir(root)
     except OSError as cause:
         raise CheckpointError(
-            f"the directory cannot be read: {cause.strerror or cause}", file=str(root)
+            f"the directory cannot be read: {cause.strerror or cause}",
+            file=str(root),
+            fix="make it readable for this user (permissions, mount)",
         ) from cause
     selection = select_shards(str(root), names, read_side_file(root, INDEX_NAME))
     for name in selection.files:
@@ -166,13 +178,31 @@ def read_side_file(root: Path, name: str) -> bytes | None:
     _refuse_link(root, name)
     try:
         if not path.is_file():
-            return None
+            if not path.exists():
+                return None
+            raise CheckpointError(
+                "not a regular file",
+                file=name,
+                seen="a directory, device or pipe",
+                accepted="a file",
+                fix="remove it, or put the file in its place",
+            )
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as cause:
-        raise CheckpointError(f"the file cannot be read: {cause.strerror or cause}", file=name) from cause
+        raise CheckpointError(
+            f"the file cannot be read: {cause.strerror or cause}",
+            file=name,
+            fix="make it readable for this user (permissions, mount), or download the file again",
+        ) from cause
     if len(data) > MAX_BYTES:
-        raise CheckpointError("the file is too long", file=name, accepted=f"at most {MAX_BYTES} bytes")
+        raise CheckpointError(
+            "the file is too long",
+            file=name,
+            seen="a longer file",
+            accepted=f"at most {MAX_BYTES} bytes",
+            fix="this is no configuration of a model: fetch the file again",
+        )
     return data
 
 
@@ -197,6 +227,8 @@ def _refuse_broken_link(path: Path, name: str) -> None:
         raise CheckpointError(
             f"{name} is a broken link to {os.readlink(path)}; mount or copy the blobs folder too (cp -L)",
             file=str(path),
+            accepted="a file, or a link to one",
+            fix="mount or copy the blobs folder too (cp -L)",
         )
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 
+from vtensors.counts import counted
 from vtensors.errors import CheckpointError, VtensorsError
 
 MAX_DEPTH = 64
@@ -15,6 +16,9 @@ MAX_BYTES = 100_000_000
 
 # Values in one document. Python needs up to 70 bytes for a value that is written in three.
 MAX_VALUES = 2_000_000
+_ACCEPTED = "JSON in UTF-8, each key once, finite numbers"
+_FIX = "download or write the file again"
+
 # No size, id or hash that a configuration gives as a number has more digits; floats end below 10^309.
 _LONG_NUMBER = re.compile(rb"[0-9]{40}")
 
@@ -49,13 +53,18 @@ def parse_json(
         raise error(
             f"the {what} is too long",
             file=file,
-            seen=f"{len(data)} bytes",
+            seen=counted(len(data), "byte"),
             accepted=f"at most {max_bytes} bytes",
+            fix=_FIX,
         )
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > max_values:
         raise error(
-            f"the {what} holds too many values", file=file, seen=f"{values}", accepted=f"at most {max_values}"
+            f"the {what} holds too many values",
+            file=file,
+            seen=f"{values}",
+            accepted=f"at most {max_values}",
+            fix=_FIX,
         )
     try:
         text = data.decode("utf-8")
@@ -64,6 +73,8 @@ def parse_json(
             f"the {what} is not valid UTF-8",
             file=file,
             seen=f"byte {data[cause.start]:#04x} at {cause.start}",
+            accepted="JSON in UTF-8",
+            fix=_FIX,
         ) from cause
     try:
         value: object = json.loads(
@@ -75,13 +86,17 @@ def parse_json(
             parse_int=_bounded_int if _LONG_NUMBER.search(data) else None,
         )
     except _RefusedValueError as cause:
-        raise error(f"the {what} {cause}", file=file) from cause
+        raise error(f"the {what} {cause}", file=file, accepted=_ACCEPTED, fix=_FIX) from cause
     except RecursionError as cause:
-        raise error(f"the {what} is nested too deeply", file=file, accepted=f"{max_depth} levels") from cause
+        raise error(
+            f"the {what} is nested too deeply", file=file, accepted=f"{max_depth} levels", fix=_FIX
+        ) from cause
     except ValueError as cause:  # JSONDecodeError, and integers of more digits than Python converts
-        raise error(f"the {what} is not JSON: {cause}", file=file, seen=_opening(data)) from cause
+        raise error(
+            f"the {what} is not JSON: {cause}", file=file, seen=_opening(data), accepted=_ACCEPTED, fix=_FIX
+        ) from cause
     if _deeper_than(value, max_depth):
-        raise error(f"the {what} is nested too deeply", file=file, accepted=f"{max_depth} levels")
+        raise error(f"the {what} is nested too deeply", file=file, accepted=f"{max_depth} levels", fix=_FIX)
     if _HALF_SURROGATE.search(data):
         _check_surrogates(value, file=file, what=what, error=error)
     return value
@@ -144,9 +159,12 @@ def _check_surrogates(value: object, *, file: str, what: str, error: type[Vtenso
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as cause:
         raise error(
-            f"the {what} holds half a surrogate pair, which no file name or tensor can have", file=file
+            f"the {what} holds half a surrogate pair, which no file name or tensor can have",
+            file=file,
+            accepted=_ACCEPTED,
+            fix=_FIX,
         ) from cause
 
 
 def _opening(data: bytes) -> str:
-    return f"{len(data)} bytes beginning with {data[:32]!r}"
+    return f"{counted(len(data), 'byte')} beginning with {data[:32]!r}"

@@ -87,6 +87,7 @@ def _typed(info: TensorInfo, shape: tuple[int, ...]) -> tuple[torch.dtype, tuple
             tensor=info.name,
             seen=info.describe(),
             accepted=", ".join(_TORCH),
+            fix="install a plugin for this number format, or export the checkpoint again",
         )
     dtype: torch.dtype = getattr(torch, name)
     return dtype, (*shape[:-1], shape[-1] // 2) if info.dtype == "F4" else shape

@@ -94,6 +94,7 @@ class FP4Activation(ActivationQuantizer):
         if (self.global_scale is None) == (self.global_divisor is None):
             raise ClaimError(
                 "an FP4 activation needs one global scale",
+                seen="both, or neither",
                 accepted="exactly one of a multiplier (global_scale) and a divisor (global_divisor)",
             )
         _require_scalar(self._stored_global())
@@ -115,7 +116,11 @@ class FP4Activation(ActivationQuantizer):
     def _stored_global(self) -> Tensor:
         stored = self.global_scale if self.global_scale is not None else self.global_divisor
         if stored is None:
-            raise ClaimError("an FP4 activation needs one global scale")
+            raise ClaimError(
+                "an FP4 activation needs one global scale",
+                seen="both, or neither",
+                accepted="exactly one of a multiplier (global_scale) and a divisor (global_divisor)",
+            )
         return stored
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

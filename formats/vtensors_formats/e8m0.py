@@ -88,9 +88,9 @@ def reciprocal(scale: Tensor) -> Tensor:
     return decode(flipped.to(torch.uint8))
 
 
-def first_nan(scale: Tensor) -> tuple[int, ...] | None:
-    """Index of the first 0xFF byte, or None. scale: uint8 or float8_e8m0fnu."""
+def first_above(scale: Tensor, byte: int) -> tuple[int, ...] | None:
+    """Index of the first larger byte, or None. scale: uint8 or float8_e8m0fnu."""
     stored = as_bytes(scale)
-    if stored.numel() == 0 or int(stored.max()) != NAN_BYTE:
+    if stored.numel() == 0 or int(stored.max()) <= byte:
         return None
-    return tuple(int(i) for i in (stored == NAN_BYTE).nonzero()[0])
+    return tuple(int(i) for i in (stored > byte).nonzero()[0])

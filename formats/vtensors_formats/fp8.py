@@ -129,9 +129,9 @@ class FP8Weight(Weight):
         tensor = tensor_name(names, "scale")
         scale = self.scale_float32()
         if scale.ndim == 0:
-            require_positive(scale, tensor=tensor, what="scale")
+            require_positive(scale, tensor=tensor, what="scale", largest=e4m3.MAX)
             return
-        require_not_negative(scale, tensor=tensor, what="scale")
+        require_not_negative(scale, tensor=tensor, what="scale", largest=e4m3.MAX)
         zero = scale == 0
         if not bool(zero.any()):
             return

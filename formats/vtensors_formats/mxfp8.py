@@ -16,6 +16,8 @@ from vtensors_formats.values import refusal, tensor_name
 from vtensors_formats.weight import Weight, cut_rows
 
 GROUP = 32
+# 448 * 2^(b - 127) is finite in float32 up to this byte b.
+_MOST = 0xF6
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -69,22 +71,27 @@ class MXFP8Weight(Weight):
         return values
 
     def check_codes_and_scales(self, names: Mapping[str, str]) -> None:
-        """Refuses NaN codes and NaN (0xFF) scales; E8M0 has no zero and no sign."""
+        """Refuses NaN codes, NaN (0xFF) scales and those that no float32 weight can have; E8M0 has no zero and
+        no sign.
+        """
         index = e4m3.first_nan(self.codes)
         if index is not None:
             tensor = tensor_name(names, "codes")
             raise refusal(
                 "a code is NaN", tensor=tensor, index=index, value="nan", accepted="finite E4M3 codes"
             )
-        index = e8m0.first_nan(self.scale)
+        index = e8m0.first_above(self.scale, _MOST)
         if index is not None:
-            tensor = tensor_name(names, "scale")
+            byte = int(e8m0.as_bytes(self.scale)[index])
+            is_nan = byte == e8m0.NAN_BYTE
             raise refusal(
-                "an E8M0 scale is NaN",
-                tensor=tensor,
+                "an E8M0 scale is NaN"
+                if is_nan
+                else "an E8M0 scale gives weights that are infinite in float32",
+                tensor=tensor_name(names, "scale"),
                 index=index,
-                value="byte 0xFF",
-                accepted="bytes 0x00 to 0xFE",
+                value=f"byte 0x{byte:02X}" + ("" if is_nan else f", 2^{byte - 127}"),
+                accepted=f"bytes 0x00 to 0x{_MOST:02X}",
             )
 
 

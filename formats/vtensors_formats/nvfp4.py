@@ -44,6 +44,7 @@ class NVFP4Weight(Weight):
         if (self.global_scale is None) == (self.global_divisor is None):
             raise ClaimError(
                 "an NVFP4 weight needs one global scale",
+                seen="both, or neither",
                 accepted="exactly one of a multiplier (global_scale) and a divisor (global_divisor)",
             )
         n, half = self.codes.shape
@@ -102,7 +103,13 @@ class NVFP4Weight(Weight):
         code is legal.
         """
         tensor = tensor_name(names, "global_scale")
-        require_positive(self._stored_global(), tensor=tensor, what="global scale")
+        require_positive(
+            self._stored_global(),
+            tensor=tensor,
+            what="global scale",
+            largest=e2m1.MAX * e4m3.MAX,
+            divides=self.global_scale is None,
+        )
         tensor = tensor_name(names, "block_scale")
         stored = e4m3.as_bytes(self.block_scale)
         if stored.numel() == 0:
@@ -126,7 +133,11 @@ class NVFP4Weight(Weight):
     def _stored_global(self) -> Tensor:
         stored = self.global_scale if self.global_scale is not None else self.global_divisor
         if stored is None:
-            raise ClaimError("an NVFP4 weight needs one global scale")
+            raise ClaimError(
+                "an NVFP4 weight needs one global scale",
+                seen="both, or neither",
+                accepted="exactly one of a multiplier (global_scale) and a divisor (global_divisor)",
+            )
         return stored
 
 

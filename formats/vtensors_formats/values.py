@@ -32,14 +32,22 @@ def first_index(mask: Tensor) -> tuple[int, ...] | None:
     return tuple(int(i) for i in mask.nonzero()[0])
 
 
-def require_positive(scale: Tensor, *, tensor: str, what: str) -> None:
-    """Raises WeightValueError unless every element is finite and > 0. scale: any float dtype and shape."""
-    _require_sign(scale.to(torch.float32), tensor=tensor, what=what, zero_is_legal=False)
+def require_positive(
+    scale: Tensor, *, tensor: str, what: str, largest: float = 1.0, divides: bool = False
+) -> None:
+    """Raises WeightValueError unless every element is finite and > 0, and float32 holds what it gives.
+
+    scale: any float dtype and shape. largest: the largest code that it multiplies, or divides where it is a divisor.
+    """
+    wide = scale.to(torch.float32)
+    reach = largest / wide if divides else wide * largest
+    _require_sign(wide, reach, tensor=tensor, what=what, zero_is_legal=False)
 
 
-def require_not_negative(scale: Tensor, *, tensor: str, what: str) -> None:
-    """Raises WeightValueError unless every element is finite and >= 0 (-0.0 is zero)."""
-    _require_sign(scale.to(torch.float32), tensor=tensor, what=what, zero_is_legal=True)
+def require_not_negative(scale: Tensor, *, tensor: str, what: str, largest: float = 1.0) -> None:
+    """Raises WeightValueError unless every element is finite and >= 0 (-0.0 is zero), and `largest` times as well."""
+    wide = scale.to(torch.float32)
+    _require_sign(wide, wide * largest, tensor=tensor, what=what, zero_is_legal=True)
 
 
 def zero_scale_refusal(*, tensor: str, what: str, index: tuple[int, ...]) -> WeightValueError:
@@ -53,20 +61,22 @@ def zero_scale_refusal(*, tensor: str, what: str, index: tuple[int, ...]) -> Wei
     )
 
 
-def _require_sign(scale: Tensor, *, tensor: str, what: str, zero_is_legal: bool) -> None:
+def _require_sign(scale: Tensor, reach: Tensor, *, tensor: str, what: str, zero_is_legal: bool) -> None:
     low = scale < 0 if zero_is_legal else scale <= 0
-    index = first_index(~torch.isfinite(scale) | low)
+    index = first_index(~torch.isfinite(scale) | ~torch.isfinite(reach) | low)
     if index is None:
         return
     value = scale[index]
-    problem = (
-        "is not finite"
-        if not bool(torch.isfinite(value))
-        else "is negative"
-        if float(value) < 0
-        else "is zero"
-    )
     accepted = "finite values, zero or more" if zero_is_legal else "finite values above zero"
+    if not bool(torch.isfinite(value)):
+        problem = "is not finite"
+    elif float(value) < 0:
+        problem = "is negative"
+    elif float(value) == 0:
+        problem = "is zero"
+    else:
+        problem = "gives weights that are infinite in float32"
+        accepted += ", weights below 3.4e38"
     raise refusal(f"{what} {problem}", tensor=tensor, index=index, value=_shown(value), accepted=accepted)
 
 

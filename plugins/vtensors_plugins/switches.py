@@ -44,6 +44,15 @@ SWITCHES = (
         ),
     ),
     Switch(
+        name="VT_SELF_TEST_SECONDS",
+        kind="seconds",
+        default="60",
+        summary=(
+            "How long the self-test of a kernel may take on a GPU, what it compiles not counted, before the kernel is "
+            "given up and never tried again on that card; 0 = no limit."
+        ),
+    ),
+    Switch(
         name="VT_DEBUG_NAN",
         kind="bool",
         default="0",

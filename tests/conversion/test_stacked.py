@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from builders import write_json, write_safetensors
 from conversion.stored import f32, run, stored_tensors
@@ -14,6 +15,7 @@ from vtensors import open_checkpoint
 
 Table = dict[str, tuple[str, tuple[int, ...], bytes]]
 EXPERTS = "model.layers.0.mlp.experts"
+BLOCK = [128, 128]
 
 
 def _codes(count: int, seed: int) -> bytes:
@@ -42,10 +44,10 @@ def _modelopt(folder: Path, tensors: Table) -> Path:
     return folder
 
 
-def _fp8(folder: Path, tensors: Table) -> Path:
+def _fp8(folder: Path, tensors: Table, block: list[int] | None = BLOCK) -> Path:
     write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    write_json(folder / "config.json", {"model_type": "unheard_of", "quantization_config": block})
+    declared = {"quant_method": "fp8", "weight_block_size": block}
+    write_json(folder / "config.json", {"model_type": "unheard_of", "quantization_config": declared})
     return folder
 
 
@@ -111,6 +113,36 @@ def test_experts_that_share_a_scale_block_are_refused_by_name_and_go_to_plain(
     _same_values(source, tmp_path / "plain")
 
 
+@pytest.mark.parametrize("dtype", ["F32", "F8_E8M0"])
+@pytest.mark.parametrize("halves", [1, 2])
+def test_stacked_fp8_with_one_scale_for_gate_and_up_or_one_for_each(
+    halves: int, dtype: str, tmp_path: Path, capsys: Any
+) -> None:
+    base = f"{EXPERTS}.gate_up_proj"
+    exponents = [126 + place for place in range(2 * halves)]
+    scales = bytes(exponents) if dtype == "F8_E8M0" else f32(*(2.0 ** (e - 127) for e in exponents))
+    tensors: Table = {
+        base: ("F8_E4M3", (2, 64, 32), _codes(2 * 64 * 32, 3)),
+        f"{base}_scale_inv": (dtype, (2, halves, 1), scales),
+    }
+    source = _fp8(tmp_path / "source", tensors, block=None)
+    before = open_checkpoint(source)
+    for expert in range(2):
+        for half, name in enumerate(("gate_proj", "up_proj")):
+            codes = _decoded(tensors[base][2], (2, 64, 32))[expert, 32 * half : 32 * half + 32]
+            scale = 2.0 ** (exponents[expert * halves + half * (halves - 1)] - 127)
+            weight = before.read(f"{EXPERTS}.{expert}.{name}")
+            assert weight.scheme == "fp8-tensor"
+            assert torch.equal(weight.dequantize(), codes * scale)
+    assert run(capsys, "convert", source, tmp_path / "out", "--to", "compressed-tensors")[0] == 0
+    _same_values(source, tmp_path / "out")
+
+
+def _decoded(codes: bytes, shape: tuple[int, ...]) -> torch.Tensor:
+    stored = torch.frombuffer(bytearray(codes), dtype=torch.uint8)
+    return stored.view(torch.float8_e4m3fn).float().reshape(shape)
+
+
 @pytest.mark.parametrize("target", ["modelopt", "compressed-tensors", "hf-fp8"])
 def test_a_weight_per_expert_beside_scales_of_all(target: str, tmp_path: Path, capsys: Any) -> None:
     tensors: Table = {
@@ -125,3 +157,19 @@ def test_a_weight_per_expert_beside_scales_of_all(target: str, tmp_path: Path, c
     if target == "hf-fp8":
         assert stored_tensors(tmp_path / "out") == stored_tensors(source)
     _same_values(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("target", ["hf-fp8", "compressed-tensors", "modelopt", "plain:f32"])
+def test_the_scale_of_a_matrix_that_was_left_unquantized_is_left_out(
+    target: str, tmp_path: Path, capsys: Any
+) -> None:
+    name = "model.layers.0.mlp.up_proj"
+    tensors: Table = {
+        f"{name}.weight": ("F32", (8, 128), f32(*(place / 64 for place in range(8 * 128)))),
+        f"{name}.weight_scale_inv": ("F32", (1, 1), f32(float("nan"))),
+    }
+    source = _fp8(tmp_path / "source", tensors)
+    assert run(capsys, "verify", source)[1]["findings"][0]["code"] == "declared-differs"
+    assert run(capsys, "convert", source, tmp_path / "out", "--to", target)[0] == 0
+    assert list(stored_tensors(tmp_path / "out")) == [f"{name}.weight"]
+    assert stored_tensors(tmp_path / "out")[f"{name}.weight"] == stored_tensors(source)[f"{name}.weight"]

@@ -20,8 +20,8 @@ def claim(convention: str, scheme: str, *, scale: bool) -> Claim:
     return Claim(module="x", convention=convention, scheme=scheme, shape=(16, 16), roles=roles, form=FORM)
 
 
-def declared(activations: str, algorithm: str = "A") -> DeclaredScheme:
-    return DeclaredScheme(weight="nvfp4", algorithm=algorithm, activations=activations, where="config.json")
+def declared(activations: str, algorithm: str = "A", *, weight: str = "nvfp4") -> DeclaredScheme:
+    return DeclaredScheme(weight=weight, algorithm=algorithm, activations=activations, where="config.json")
 
 
 NONE = ActivationRequest()
@@ -113,3 +113,19 @@ def test_an_unknown_word_is_refused_with_the_accepted_ones() -> None:
     with pytest.raises(RequestError, match="'w4a4'") as caught:
         ActivationRequest(argument="w4a4")
     assert "'declared'" in str(caught.value)
+
+
+@pytest.mark.parametrize("says", ["fp8-static", "fp8-dynamic"])
+@pytest.mark.parametrize("request_", [DECLARED, FP4, SWITCH, W8A8])
+def test_activations_of_fp8_weights_are_not_run_on_nvfp4_ones(says: str, request_: ActivationRequest) -> None:
+    found = executed_activations(claim(MODELOPT, "nvfp4", scale=True), declared(says, weight="fp8"), request_)
+    assert (found.activations, "another kind" in found.warning) == ("16bit", True)
+    found = executed_activations(claim(MODELOPT, "nvfp4", scale=True), declared(says, weight="fp8"), NONE)
+    assert (found.activations, found.warning) == ("16bit", "")
+
+
+@pytest.mark.parametrize("scheme", ["fp8-tensor", "fp8-row", "fp8-block", "mxfp8"])
+def test_activations_of_nvfp4_weights_are_not_run_on_fp8_ones(scheme: str) -> None:
+    found = executed_activations(claim(MODELOPT, scheme, scale=True), declared("fp4"), DECLARED)
+    assert (found.activations, "another kind" in found.warning) == ("16bit", True)
+    assert not executed_activations(claim(MODELOPT, scheme, scale=True), declared("fp4"), NONE).warning

@@ -17,6 +17,8 @@ from vtensors.errors import CheckpointError
 from vtensors.manager import Plugins
 from vtensors.records import Command
 
+CHECKPOINT = str(Path(__file__).parents[1] / "data" / "qwen3-modelopt-nvfp4-kvfp8")
+
 Finder = Callable[[], Plugins]
 
 
@@ -228,3 +230,27 @@ def test_a_bad_switch_is_a_refusal_of_every_command_that_looks_for_plugins() -> 
     assert shown.returncode == 2
     assert "VT_STRICT" in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize("words", [["kernels"], ["plugins"], ["env"], ["diff", "SOURCE", "SOURCE"]])
+def test_a_mistyped_switch_is_told_once_by_every_command(words: list[str]) -> None:
+    words = [CHECKPOINT if word == "SOURCE" else word for word in words]
+    shown = run(*words, VT_KERNEL="nvfp4:*")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr.count("VT_KERNEL is set") == 1
+    assert "did you mean VT_KERNELS?" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["inspect", CHECKPOINT], ["inspect", CHECKPOINT, "--tree"], ["conventions"]]
+)
+def test_a_reader_who_has_left_is_not_told_as_findings(words: list[str]) -> None:
+    program = [sys.executable, "-m", "vtensors", *words]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert err == ""

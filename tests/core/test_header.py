@@ -192,12 +192,12 @@ def test_new_dtypes_are_read_and_an_unknown_one_is_kept_as_written():
         ({"__metadata__": [], "a": entry()}, "not an object"),
         ({"b": entry(), "a": entry(shape=(2,), offsets=(2, 4))}, "overlap"),
         ({"b": entry(), "a": entry()}, "overlap"),
-        ({"a": entry(shape=(3,), offsets=(1, 4))}, "belong to no tensor"),
+        ({"a": entry(shape=(3,), offsets=(1, 4))}, "belongs to no tensor"),
         (
             {"b": entry(shape=(1,), offsets=(0, 1)), "a": entry(shape=(2,), offsets=(2, 4))},
-            "belong to no tensor",
+            "belongs to no tensor",
         ),
-        ({"a": entry(offsets=(0, 3), shape=(3,))}, "1 trailing bytes"),
+        ({"a": entry(offsets=(0, 3), shape=(3,))}, "1 trailing byte follows"),
         ([], "not a JSON object"),
     ],
 )

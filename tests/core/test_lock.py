@@ -256,3 +256,13 @@ def test_a_file_that_is_no_lock_is_not_overwritten(checkpoint: Path) -> None:
     with pytest.raises(LockError, match="not a lock of vtensors"):
         write_lock(lock_of(checkpoint), checkpoint / "config.json")
     assert (checkpoint / "config.json").read_text() == config
+
+
+@pytest.mark.parametrize("kind", ["directory", "device"])
+def test_a_lock_that_is_no_file_is_refused_without_reading_it(tmp_path: Path, kind: str) -> None:
+    place = tmp_path if kind == "directory" else Path("/dev/null")
+    with pytest.raises(LockError, match="the lock is not a regular file") as caught:
+        read_lock(place)
+    assert caught.value.seen is not None
+    assert kind in caught.value.seen
+    assert caught.value.fix

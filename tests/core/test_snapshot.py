@@ -266,7 +266,7 @@ def test_a_damaged_shard_is_named(sharded):
     os.truncate(sharded / TWO, (sharded / TWO).stat().st_size - 1)
     message = refusal(sharded)
     assert message.startswith(TWO)
-    assert "1 bytes are missing" in message
+    assert "1 byte is missing" in message
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -278,3 +278,11 @@ def test_a_relative_path_stays_what_it_was_when_the_process_moves(tmp_path, monk
     monkeypatch.chdir("/")
     assert snapshot.read_json("chat.json") == {"found": True}
     assert snapshot.shard_path("model.safetensors").read_bytes().endswith(BYTE[2])
+
+
+def test_a_directory_in_the_place_of_a_configuration_is_refused(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", {"a": BYTE})
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json: not a regular file") as caught:
+        opened(tmp_path).read_json("config.json")
+    assert caught.value.fix

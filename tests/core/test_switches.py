@@ -7,12 +7,13 @@ import pytest
 
 from vtensors.errors import SwitchError
 from vtensors.records import Switch
-from vtensors.switches import BOOT_SWITCHES, Switches
+from vtensors.switches import BOOT_SWITCHES, Switches, warn_of_unknown
 
 FLAG = Switch(name="VT_FLAG", kind="bool", default="1", summary="A flag.")
 PLACE = Switch(name="VT_PLACE", kind="path", default="", summary="A path.")
 WORD = Switch(name="VT_WORD", kind="str", default="fast", summary="A word.", accepted=("fast", "exact"))
-DECLARED = (*BOOT_SWITCHES, FLAG, PLACE, WORD)
+TIME = Switch(name="VT_TIME", kind="seconds", default="60", summary="A time.")
+DECLARED = (*BOOT_SWITCHES, FLAG, PLACE, WORD, TIME)
 
 
 def read(**environ: str) -> Switches:
@@ -53,7 +54,8 @@ def test_a_bad_flag_is_refused_naming_variable_value_and_accepted_ones(text: str
 
 
 def test_strict_one_means_all_and_zero_means_none() -> None:
-    assert read(VT_STRICT="1").names("VT_STRICT") == ("conflicts", "fallbacks", "plugins", "files")
+    every = ("conflicts", "fallbacks", "plugins", "files", "untested")
+    assert read(VT_STRICT="1").names("VT_STRICT") == every
     assert read(VT_STRICT="0").names("VT_STRICT") == ()
 
 
@@ -81,14 +83,43 @@ def test_a_path_is_expanded_and_absent_when_empty() -> None:
     assert read(VT_PLACE="~/x").path("VT_PLACE") == Path.home() / "x"
 
 
+@pytest.mark.parametrize(("text", "value"), [("", 60.0), ("0", 0.0), ("7.5", 7.5), (" 1e3 ", 1000.0)])
+def test_seconds_are_numbers_from_zero_on(text: str, value: float) -> None:
+    assert read(VT_TIME=text).seconds("VT_TIME") == value
+
+
+@pytest.mark.parametrize("text", ["-1", "inf", "nan", "1m", "sixty"])
+def test_seconds_that_are_no_such_number_are_refused(text: str) -> None:
+    with pytest.raises(SwitchError, match="VT_TIME") as caught:
+        read(VT_TIME=text)
+    assert "a number of seconds, 0 or more" in str(caught.value)
+
+
 def test_an_unknown_variable_is_warned_of_once_with_the_nearest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
         read(VT_STRIKT="1", OTHER="2")
     assert len(caplog.records) == 1
-    assert "VT_STRIKT" in caplog.text
+    assert "VT_STRIKT is set, but no enabled plugin reads it; did you mean VT_STRICT?" in caplog.text
+
+
+def test_an_unknown_variable_that_is_near_to_none_lists_the_switches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        read(VT_NONSENSE_OF_MINE="1")
+    assert "did you mean" not in caplog.text
+    assert "(switches: " in caplog.text
     assert "VT_STRICT" in caplog.text
+
+
+def test_what_was_warned_of_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    told: set[str] = set()
+    with caplog.at_level(logging.WARNING):
+        warn_of_unknown(["VT_A"], {"VT_B": "1"}, told=told)
+        warn_of_unknown(["VT_A"], {"VT_B": "1", "VT_C": "1"}, told=told)
+    assert [record.args[0] for record in caplog.records if record.args] == ["VT_B", "VT_C"]
 
 
 def test_an_undeclared_or_wrongly_typed_access_is_an_error() -> None:

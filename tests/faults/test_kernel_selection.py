@@ -119,8 +119,8 @@ def test_a_build_without_code_for_the_card_says_what_it_has_and_what_is_needed(
     kernels = [kernel("linear_nvfp4_native", targets=("sm_80", "sm_120a")), reference()]
     bound = bind_plan(plan_kernels(request(capability=(12, 1)), kernels), ["weight"])
     (line,) = lines_of(caplog, [selected(bound)], kernels)
-    assert "1 nvfp4 weights" in line
-    assert "run on linear_reference" in line
+    assert "1 nvfp4 weight" in line
+    assert "runs on linear_reference" in line
     assert "linear_nvfp4_native: made for sm_80, sm_120a; sm_121 needs sm_121a or sm_120f" in line
     with pytest.raises(RequestError, match="VT_STRICT=fallbacks") as caught:
         report_fallbacks([selected(bound)], kernels, "cuda", refuse=True)

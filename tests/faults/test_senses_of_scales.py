@@ -171,3 +171,18 @@ def test_e8m0_scales_are_exponents_in_either_dtype(tmp_path: Path, form: str, dt
     codes = _bytes(0x38, N, 5 * width).view(E4M3)  # all 1.0
     values = read_module(tmp_path, {"weight": codes, suffix: scale}, block)
     assert torch.equal(values, spread_blocks(MEANT.repeat(N, 1), (N, 5 * width), width)[:N])
+
+
+@pytest.mark.parametrize("method", [{}, {"weight_block_size": [1, 32]}], ids=["bare", "spelled"])
+def test_mxfp8_of_transformers_is_mxfp8_with_and_without_its_block(
+    tmp_path: Path, method: dict[str, Any]
+) -> None:
+    suffix, block, width = MX_FORMS["hf-mxfp8"]
+    scale = stored_as(EXPONENTS.repeat(N, 1), "U8")
+    checkpoint = write_module(
+        tmp_path, {"weight": _bytes(0x38, N, 5 * width).view(E4M3), suffix: scale}, {**block, **method}
+    )
+    assert checkpoint.modules[NAME].scheme == "mxfp8"
+    weight: Any = checkpoint.read(NAME)
+    assert type(weight.activation).__name__ == "MXFP8Activation"
+    assert checkpoint.conflicts == ()

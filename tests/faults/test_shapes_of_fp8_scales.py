@@ -9,7 +9,7 @@ import pytest
 import torch
 from fault_builders import E4M3, NAME, compressed, write_module
 
-from vtensors.errors import ClaimError, VtensorsError
+from vtensors.errors import ClaimError, VtensorsError, WeightValueError
 
 N, K = 32, 64
 CODES = (torch.arange(N * K) % 120).to(torch.uint8).reshape(N, K).view(E4M3)
@@ -82,3 +82,22 @@ def test_a_scale_of_any_other_shape_is_refused_with_the_accepted_ones(
             assert f"wants '{NAME}.{suffix}' of shape [" in message
         else:
             assert f"has no place for '{NAME}.{suffix}' (places: weight, weight_scale" in message
+
+
+@pytest.mark.fault("B15")
+@pytest.mark.parametrize("dtype", ["F8_E8M0", "U8"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_one_e8m0_scale_of_the_whole_matrix_is_an_exponent(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str
+) -> None:
+    # transformers 5.24 writes [1, 1] where `weight_block_size` is null and `scale_fmt` is `ue8m0`.
+    tensors = {"weight": CODES, "weight_scale_inv": (dtype, shape, bytes([120]))}
+    block = {"quant_method": "fp8", "weight_block_size": None, "scale_fmt": "ue8m0"}
+    checkpoint = write_module(tmp_path, tensors, block)
+    checkpoint.check()
+    weight: Any = checkpoint.read(NAME)
+    assert (weight.scheme, checkpoint.conflicts) == ("fp8-tensor", ())
+    assert torch.equal(weight.dequantize(torch.float32), CODES.float() * 2.0**-7)
+    tensors["weight_scale_inv"] = (dtype, shape, b"\xff")
+    with pytest.raises(WeightValueError, match="weight_scale_inv"):
+        write_module(tmp_path / "nan", tensors, block).read(NAME)

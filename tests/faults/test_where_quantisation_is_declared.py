@@ -35,7 +35,7 @@ def test_packed_weights_without_a_declaration_are_refused_naming_both_files(tmp_
     with pytest.raises(VtensorsError) as caught:
         load(_write(tmp_path))
     message = str(caught.value)
-    assert "1 modules look like modelopt, but no quantization_config was found in config.json" in message
+    assert "1 module looks like modelopt, but no quantization_config was found in config.json" in message
     assert "hf_quant_config.json" in message
     assert all(f"{DOWN}.{suffix}" in message for suffix in ("weight", "weight_scale", "weight_scale_2"))
 

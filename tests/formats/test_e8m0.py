@@ -77,9 +77,9 @@ def test_zero_infinity_and_nan_have_bytes_of_their_own(rule: ExponentRule) -> No
     assert e8m0.encode(torch.tensor([0.0, math.inf, math.nan]), rule).tolist() == [0, 254, 255]
 
 
-def test_the_first_nan_byte_is_found() -> None:
+def test_the_first_byte_above_another_is_found() -> None:
     stored = torch.full((4, 3), 0xFE, dtype=torch.uint8)
-    assert e8m0.first_nan(stored) is None
+    assert e8m0.first_above(stored, 0xFE) is None
     stored[2, 1] = 0xFF
-    assert e8m0.first_nan(stored) == (2, 1)
-    assert all(e8m0.first_nan(stored.view(dtype)) == (2, 1) for dtype in e8m0.DTYPES)
+    assert e8m0.first_above(stored, 0xFE) == (2, 1)
+    assert all(e8m0.first_above(stored.view(dtype), 0xFE) == (2, 1) for dtype in e8m0.DTYPES)

@@ -196,3 +196,37 @@ def test_an_activation_pre_scale_must_be_finite_and_above_zero(value: float) -> 
 def test_a_role_without_a_name_is_named_by_its_role() -> None:
     with pytest.raises(WeightValueError, match="global_scale"):
         nvfp4(0.0).check_values({})
+
+
+@pytest.mark.parametrize(("number", "divides"), [(2.0**117, False), (2.0**-117, True)])
+def test_a_global_scale_that_makes_weights_infinite_is_refused_with_its_value(
+    number: float, divides: bool
+) -> None:
+    refused(nvfp4(number, divides=divides), "layer.weight_scale_2", repr(number), "infinite in float32")
+    nvfp4(number * (8 if divides else 1 / 8), divides=divides).check_values(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("scale", "block"),
+    [
+        (torch.tensor(8e35), None),
+        (torch.tensor([[1.0], [1.0], [8e35], [1.0]]), None),
+        (torch.tensor([[1.0, 1.0], [1.0, 8e35]]), (2, 3)),
+    ],
+)
+def test_an_fp8_scale_that_makes_weights_infinite_is_refused(
+    scale: torch.Tensor, block: tuple[int, int] | None
+) -> None:
+    refused(fp8(scale, block), "layer.weight_scale", "infinite in float32")
+    fp8(scale.clamp(max=7e35), block).check_values(NAMES)
+
+
+def test_an_e8m0_scale_that_makes_weights_infinite_is_refused() -> None:
+    codes = typed(torch.full((2, 64), 0x7E, dtype=torch.uint8))
+    scale = torch.full((2, 2), 0xF6, dtype=torch.uint8)
+    weight = MXFP8Weight(codes=codes, scale=scale)
+    weight.check_values(NAMES)
+    assert bool(torch.isfinite(weight.dequantize()).all())
+    scale[1, 0] = 0xF7
+    refused(weight, "layer.weight_scale", "[1, 0]", "byte 0xF7, 2^120", "infinite in float32")
+    assert bool(torch.isinf(weight.dequantize()).any())

@@ -47,8 +47,8 @@ def test_env_shows_each_switch_with_value_default_and_source(
 def test_env_text_names_every_switch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env"]) == 0
     out = capsys.readouterr().out
-    assert "VT_LMHEAD_QUANTIZED  1  (default)" in out
-    assert "VT_PLUGINS           (empty)  (default)" in out
+    assert "VT_LMHEAD_QUANTIZED   1  (default)" in out
+    assert "VT_PLUGINS            (empty)  (default)" in out
 
 
 def test_env_refuses_a_bad_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_lock_writes_the_default_file_and_says_what_moved_since(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["lock", sides[0]]) == 0
-    assert "vtensors.lock.json: 1 shards, 1 files, 2 modules of 2 kinds" in capsys.readouterr().out
+    assert "vtensors.lock.json: 1 shard, 1 file, 2 modules of 2 kinds" in capsys.readouterr().out
     assert json.loads((tmp_path / "vtensors.lock.json").read_text())["version"] == 1
     assert main(["lock", sides[1]]) == 0
     assert "modules lm_head: bf16 [32, 64] plain 16bit -> fp8-row" in capsys.readouterr().out

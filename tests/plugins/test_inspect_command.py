@@ -165,6 +165,13 @@ def test_module_tells_of_an_unclaimed_one_why_each_convention_leaves_it(run: Run
     assert "modelopt: " in out
 
 
+def test_a_module_that_is_not_there_is_refused_with_the_nearest_and_what_to_do(run: Run) -> None:
+    _, _, err = run(NVFP4, "--module", "model.layers.0.mlp.down_prj")
+    assert "seen: --module 'model.layers.0.mlp.down_prj'" in err
+    assert "in the name of one of 24 modules, such as 'model.layers.0.mlp.down_proj'" in err
+    assert "what to do: list the modules with --tree" in err
+
+
 @pytest.mark.parametrize(("pattern", "words"), [("no_such_module", "no module"), ("(", "regular expression")])
 def test_a_pattern_that_finds_nothing_is_refused(run: Run, pattern: str, words: str) -> None:
     status, out, _ = run(MIXED, "--json", "--module", pattern)

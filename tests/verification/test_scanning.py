@@ -114,7 +114,7 @@ def test_a_zero_block_scale_over_zero_codes_is_legal(tmp_path: Path) -> None:
     tiny.tensors[f"{DOWN}.weight"][1, 23] = 0x10
     (finding,) = run(tiny.save(tmp_path / "not")).findings
     assert (finding.code, finding.tensor) == ("scale-zero", f"{DOWN}.weight_scale")
-    assert finding.seen == "1 zero scales over codes that are not; the first at [1, 2]"
+    assert finding.seen == "1 zero scale over codes that are not; the first at [1, 2]"
 
 
 def test_zero_scales_are_counted_over_windows_of_rows(

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -236,3 +237,15 @@ def test_the_page_has_every_code_with_its_words() -> None:
     assert markdown_table() in page
     bars = re.compile(r"(?<!\\)\|")
     assert {len(bars.findall(line)) for line in markdown_table().splitlines()} == {6}
+
+
+def test_a_configuration_that_cannot_be_read_is_one_finding_and_blames_no_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(__file__).parents[1] / "data" / "qwen3-modelopt-nvfp4-kvfp8"
+    for name in ("hf_quant_config.json", "model.safetensors"):
+        shutil.copy(source / name, tmp_path / name)
+    (tmp_path / "config.json").write_bytes(b'{"architectures": ["\xff"]}')
+    assert main(["verify", str(tmp_path), "--structure-only", "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [(found["code"], found["tensor"]) for found in findings] == [("damaged-config", "config.json")]

@@ -12,6 +12,7 @@ from vtensors.conversion.layout import PlannedTensor
 from vtensors.conversion.parts import StoredPart, stored_part, stored_parts, whole_tensor
 from vtensors.conversion.units import Assignment, Fate, Remake, Unit
 from vtensors.errors import PluginError, RequestError
+from vtensors.forms import UNUSED_ROLE
 from vtensors.modules import Module, is_quantized
 from vtensors.records import Convention, ConventionWriter, Encoder, Layout, OutputTensor, WeightToWrite
 from vtensors.tensors import expected_nbytes
@@ -56,6 +57,7 @@ def load_encoder(checkpoint: Checkpoint, scheme: str) -> Encoder:
             "nothing encodes this scheme",
             seen=scheme,
             accepted=", ".join(sorted([*able, *PLAIN_DTYPES])),
+            fix="choose one of these, or install the plugin that encodes it",
         )
     module_name, _, attribute = owned.record.encoder.partition(":")
     try:
@@ -64,6 +66,7 @@ def load_encoder(checkpoint: Checkpoint, scheme: str) -> Encoder:
         raise PluginError(
             f"the encoder of scheme '{scheme}' ({owned.distribution}) cannot be imported",
             seen=f"{owned.record.encoder}: {cause}",
+            fix="repair or upgrade that distribution",
         ) from cause
     return encoder
 
@@ -101,6 +104,9 @@ def _kept(module: Module, target: Target) -> Unit:
     left_out = []
     unused = quantized and target.drop_unused and module.declared == "16bit"
     for role, info in module.claim.roles.items():
+        if role == UNUSED_ROLE:
+            left_out.append(f"{info.name}: not used")
+            continue
         if unused and role in _ACTIVATION_ROLES:
             left_out.append(f"{info.name}: activation scale, and 16-bit activations are declared")
             continue
@@ -180,6 +186,8 @@ def _spelled(target: Target, weight: WeightToWrite) -> tuple[PlannedTensor, ...]
         raise PluginError(
             f"the writer of '{name}' leaves out parts of the weight: {', '.join(lost)}",
             tensor=weight.module,
+            seen="none of its outputs holds them",
+            accepted="a tensor for every part",
             fix="a writer spells every role or raises RequestError",
         )
     return tuple(_planned(name, weight, output) for output in outputs)
@@ -194,6 +202,8 @@ def _planned(convention: str, weight: WeightToWrite, output: OutputTensor) -> Pl
                 f"the writer of '{convention}' stores '{output.role}' unchanged as something else",
                 tensor=f"{weight.module}.{output.suffix}",
                 seen=f"{layout.dtype} {list(layout.shape)} as {output.dtype} {list(output.shape)}",
+                accepted="the dtype and shape that the source has",
+                fix="repair or upgrade that plugin",
             )
     return PlannedTensor(
         name=f"{weight.module}.{output.suffix}",
@@ -209,7 +219,7 @@ def _remade(checkpoint: Checkpoint, module: Module, target: Target, assigned: As
     plain = assigned.scheme in PLAIN_DTYPES
     left_out = [
         f"{roles[role].name}: belongs to {module.scheme}"
-        for role in (*_ACTIVATION_ROLES, *EMPTY_ROLES)
+        for role in (*_ACTIVATION_ROLES, *EMPTY_ROLES, UNUSED_ROLE)
         if role in roles
     ]
     if "pre_scale" in roles:

@@ -60,6 +60,8 @@ def _renamed(checkpoint: Checkpoint, owner: str, scales: Mapping[str, TensorInfo
                 f"an affine KV cache cannot be written by {target.convention.name}",
                 tensor=info.name,
                 seen=info.describe(),
+                accepted="symmetric KV-cache scales, without zero points",
+                fix="choose another target for this checkpoint",
             )
         # One scale for both serves each of the two.
         for one in ("k", "v") if what == "kv" else (what,):
@@ -88,7 +90,11 @@ def _named(owner: str, one: str, what: str, info: TensorInfo, target: Target) ->
         raise _with_tensor(problem, info) from problem
     if layout.dtype != info.dtype and (layout.dtype != "F32" or info.dtype not in WIDEN):
         raise RequestError(
-            "a KV-cache scale cannot be stored without rounding", tensor=info.name, seen=info.describe()
+            "a KV-cache scale cannot be stored without rounding",
+            tensor=info.name,
+            seen=info.describe(),
+            accepted="a scale that the target's dtype holds exactly",
+            fix="choose another target for this checkpoint",
         )
     change = WIDEN[info.dtype] if layout.dtype != info.dtype else None
     return PlannedTensor(name=name, dtype=layout.dtype, shape=layout.shape, role=what, change=change)
@@ -114,4 +120,5 @@ def _require_zero(checkpoint: Checkpoint, info: TensorInfo, target: Target) -> N
             tensor=info.name,
             seen=f"{info.describe()}, not zero",
             accepted="symmetric KV-cache scales",
+            fix="choose another target for this checkpoint",
         )

@@ -43,12 +43,17 @@ def check_destination(destination: Path, source: Path | None, *, overwrite: bool
             )
     if place.exists() and not place.is_dir():
         raise OutputError(
-            "the destination is a file", file=str(destination), fix="choose another DESTINATION"
+            "the destination is a file",
+            file=str(destination),
+            seen="a file",
+            accepted="a directory that does not exist or is empty",
+            fix="choose another DESTINATION",
         )
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(
             "the destination exists and is not empty",
             file=str(destination),
+            seen="a directory with files in it",
             accepted="a directory that does not exist or is empty",
             fix="choose another DESTINATION, or give --overwrite",
         )
@@ -87,7 +92,11 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             raise OutputError(
-                "another process is writing the same conversion", file=str(folder), fix="wait for it"
+                "another process is writing the same conversion",
+                file=str(folder),
+                seen="its lock is held",
+                accepted="one process at a time",
+                fix="wait for it",
             ) from cause
         yield
     finally:

@@ -119,8 +119,10 @@ def _cut(claim: Claim, part: StackedPart, role: str, info: TensorInfo) -> Stored
             transposed=True,
             columns=(part.row_begin, part.row_end),
         )
-    if not one or one == (1,):
+    if prod(one) == 1:
         return expert
+    if role == "scale" and claim.scheme == "fp8-tensor":
+        return _half(part, expert)
     if one[0] == all_rows:
         return expert.rows(part.row_begin, part.row_end)
     return _scale_rows(claim, part, expert)
@@ -131,13 +133,17 @@ def _own_weight(claim: Claim, part: StackedPart, role: str, info: TensorInfo) ->
     if role in ("codes", "bias"):
         return whole_tensor(info)
     expert = _expert(part, info)
-    if expert.layout.shape in ((), (1,), (1, 1)) or role != "scale":
+    if prod(expert.layout.shape) == 1 or role != "scale":
         return expert
-    rows = part.row_end - part.row_begin
     if claim.scheme != "fp8-block":
-        half = part.row_begin // rows
-        return expert.rows(half, half + 1)
+        return _half(part, expert)
     return _scale_rows(claim, part, expert)
+
+
+def _half(part: StackedPart, expert: StoredPart) -> StoredPart:
+    """The scale of gate or of up, where a fused projection has one for each."""
+    half = part.row_begin // (part.row_end - part.row_begin)
+    return expert.rows(half, half + 1)
 
 
 def _expert(part: StackedPart, info: TensorInfo) -> StoredPart:

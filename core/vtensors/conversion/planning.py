@@ -17,6 +17,7 @@ from vtensors.conversion.layout import GIGABYTE, PlannedShard, index_file, pack_
 from vtensors.conversion.loose import loose_units
 from vtensors.conversion.side_files import SideFile, side_files
 from vtensors.conversion.units import Assignment, Fate, Unit
+from vtensors.counts import counted
 from vtensors.errors import RequestError
 from vtensors.modules import Module
 from vtensors.plugin_candidates import own_version
@@ -149,7 +150,7 @@ def _whole(tensor: str, first: Unit, emitted: set[str]) -> Unit:
 def _with_count(refused: list[RequestError]) -> RequestError:
     first = refused[0]
     others = [str(problem.tensor) for problem in refused[1:4]]
-    more = f" (and {len(refused) - 1} more modules: {', '.join(others)}" if others else ""
+    more = f" (and {counted(len(refused) - 1, 'more module')}: {', '.join(others)}" if others else ""
     more += " ...)" if len(refused) > 4 else ")" if more else ""
     return RequestError(
         first.problem + more,
@@ -165,7 +166,7 @@ def _refuse_lossy(units: list[Unit], allowed: bool) -> None:
     again = [unit for unit in units if unit.fate is Fate.REQUANTIZED]
     if again and not allowed:
         raise RequestError(
-            f"{len(again)} modules would be rounded a second time",
+            f"{counted(len(again), 'module')} would be rounded a second time",
             tensor=again[0].name,
             seen=f"{again[0].before} to {again[0].after}",
             accepted="schemes that stay as they are",
@@ -183,6 +184,8 @@ def _refuse_repeats(units: list[Unit]) -> None:
                     "two tensors of the output would have this name",
                     tensor=tensor.name,
                     seen=f"from {first} and {unit.name}",
+                    accepted="one tensor of each name",
+                    fix="choose another target: its names do not tell these modules apart",
                 )
 
 

@@ -127,7 +127,13 @@ def _write_side(side: SideFile, path: Path) -> None:
     if data is None and side.origin is not None:
         data = side.origin.read_bytes()
         if hashlib.sha256(data).hexdigest() != side.sha256:
-            raise CheckpointError("the file changed while the checkpoint was converted", file=side.name)
+            raise CheckpointError(
+                "the file changed while the checkpoint was converted",
+                file=side.name,
+                seen="other contents than when the conversion began",
+                accepted="a source that nothing writes to",
+                fix="run the same command again when nothing writes to the source",
+            )
     path.unlink(missing_ok=True)
     with path.open("xb") as stream:
         stream.write(data or b"")

@@ -100,6 +100,8 @@ def _copied(root: Path, path: Path) -> SideFile:
                 size += len(data)
     except OSError as cause:
         raise CheckpointError(
-            f"the file cannot be read: {cause.strerror or cause}", file=os.fspath(path.name)
+            f"the file cannot be read: {cause.strerror or cause}",
+            file=os.fspath(path.name),
+            fix="make it readable for this user (permissions, mount), or download the file again",
         ) from cause
     return SideFile(name=path.name, size=size, sha256=digest.hexdigest(), origin=target)

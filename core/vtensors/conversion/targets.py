@@ -19,9 +19,17 @@ def parse_target(plugins: Plugins, text: str, *, drop_unused: bool = False) -> t
     if record is None or record.write is None:
         known = "it can be read, not written" if name in conventions else "no convention has this name"
         raise RequestError(
-            f"cannot convert to '{name}': {known}", seen=text, accepted=", ".join(sorted(writable))
+            f"cannot convert to '{name}': {known}",
+            seen=text,
+            accepted=", ".join(sorted(writable)),
+            fix="name one of these, or install the plugin that writes it",
         )
     schemes = record.write.schemes or tuple(PLAIN_DTYPES)
     if scheme and scheme not in (*schemes, *(PLAIN_DTYPES if name == "plain" else ())):
-        raise RequestError(f"'{name}' cannot hold this scheme", seen=scheme, accepted=", ".join(schemes))
+        raise RequestError(
+            f"'{name}' cannot hold this scheme",
+            seen=scheme,
+            accepted=", ".join(schemes),
+            fix=f"pass --to {name}:SCHEME with one of these",
+        )
     return Target(convention=record, writer=record.write, drop_unused=drop_unused), scheme or None

@@ -14,6 +14,7 @@ from vtensors.conversion.layout import PlannedTensor
 from vtensors.conversion.parts import DEFAULT_BLOCK, one_expert, row_window
 from vtensors.conversion.reading import PartSource, part_chunks, read_part
 from vtensors.conversion.units import Remake, Unit
+from vtensors.counts import counted
 from vtensors.errors import PluginError, WeightValueError
 from vtensors.reading import TensorReader
 from vtensors.records import Claim
@@ -182,6 +183,7 @@ def _wrong_size(tensor: PlannedTensor, size: int) -> PluginError:
     return PluginError(
         "a writer or encoder gave another number of bytes than it announced",
         tensor=tensor.name,
-        seen=f"{size} bytes",
-        accepted=f"{tensor.nbytes} bytes for {tensor.dtype} {list(tensor.shape)}",
+        seen=counted(size, "byte"),
+        accepted=f"{counted(tensor.nbytes, 'byte')} for {tensor.dtype} {list(tensor.shape)}",
+        fix="repair or upgrade that plugin",
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from vtensors.verification.code import ERROR, WARNING, Code, rows
-
-EXPORT = "export or quantize the model again"
+from vtensors.verification.codes_structure import EXPORT
 
 _VALUES = rows(
     ERROR,
@@ -12,6 +11,12 @@ _VALUES = rows(
     ("not-finite", "NaN or infinity in an unquantized tensor", "finite values", EXPORT),
     ("scale-not-finite", "a scale that is NaN or infinite", "finite and above zero", EXPORT),
     ("scale-negative", "a scale below zero", "finite and above zero", EXPORT),
+    (
+        "scale-out-of-range",
+        "a scale that makes weights infinite in float32",
+        "weights below 3.4e38",
+        EXPORT,
+    ),
     (
         "scale-zero",
         "a scale of zero over codes that are not zero",

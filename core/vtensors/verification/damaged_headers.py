@@ -55,7 +55,12 @@ def _salvage(path: Path, name: str) -> tuple[ShardHeader, list[Finding]]:
         head[8:], file=name, what="header", max_depth=MAX_HEADER_DEPTH, max_bytes=MAX_HEADER_BYTES
     )
     if not isinstance(content, dict):
-        raise CheckpointError("the header is not a JSON object", file=name)
+        raise CheckpointError(
+            "the header is not a JSON object",
+            file=name,
+            seen=type(content).__name__,
+            accepted="a JSON object of tensors",
+        )
     findings: list[Finding] = []
     metadata: dict[str, str] = {}
     try:

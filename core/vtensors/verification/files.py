@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import CheckpointError
 from vtensors.header import ShardHeader
 from vtensors.shard_files import INDEX_NAME, SUFFIX, listed, parse_index
@@ -109,26 +110,25 @@ def _why_not(files: Files, name: str) -> Finding | None:
         return finding(
             "missing-file",
             name,
-            seen=f"no such file; the index puts {count} tensors into it",
+            seen=f"no such file; the index puts {counted(count, 'tensor')} into it",
             fix="incomplete download: download the missing file",
         )
-    try:
-        _check_links(files.folder, name)
-    except CheckpointError as problem:
-        return finding_of("broken-link", problem, tensor=name)
-    return None
+    wrong = _wrong_link(files.folder, name)
+    return finding("broken-link", name, seen=wrong) if wrong else None
 
 
-def _check_links(folder: Path, name: str) -> None:
+def _wrong_link(folder: Path, name: str) -> str | None:
+    """What is wrong with the link of that name; None for a good one and for a file."""
     path = folder / name
     if path.is_symlink() and not path.exists():
-        raise CheckpointError(f"a broken link to {os.readlink(path)}", file=name)
+        return f"a broken link to {os.readlink(path)}"
     target, home = path.resolve(), folder.resolve()
     allowed = [home]
     if home.parent.name == "snapshots":
         allowed += [home.parent.parent / "blobs", home.parent.parent.parent / "blobs"]
     if not any(target.is_relative_to(place.resolve()) for place in allowed):
-        raise CheckpointError(f"a link that leaves the checkpoint, to {target}", file=name)
+        return f"a link that leaves the checkpoint, to {target}"
+    return None
 
 
 def _without_duplicates(headers: dict[str, ShardHeader], findings: list[Finding]) -> dict[str, ShardHeader]:

@@ -32,7 +32,9 @@ class ShardBytes:
                 count = os.preadv(descriptor, [view[done:]], begin + done)
             except OSError as cause:
                 raise CheckpointError(
-                    f"the file cannot be read: {cause.strerror or cause}", file=file
+                    f"the file cannot be read: {cause.strerror or cause}",
+                    file=file,
+                    fix="make it readable for this user (permissions, mount), or download the file again",
                 ) from cause
             if count == 0:
                 raise CheckpointError(
@@ -40,6 +42,7 @@ class ShardBytes:
                     file=file,
                     seen=f"{begin + done} bytes",
                     accepted=f"{begin + len(view)} bytes at least",
+                    fix="download the file again, or wait until nothing writes to it",
                 )
             done += count
 
@@ -75,7 +78,11 @@ class ShardBytes:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as cause:
-            raise CheckpointError(f"the file cannot be read: {cause.strerror or cause}", file=file) from cause
+            raise CheckpointError(
+                f"the file cannot be read: {cause.strerror or cause}",
+                file=file,
+                fix="make it readable for this user (permissions, mount), or download the file again",
+            ) from cause
         before, now = self.snapshot.shards[file].identity, FileIdentity.of(os.fstat(descriptor))
         if before != now:
             os.close(descriptor)

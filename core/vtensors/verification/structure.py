@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from vtensors.checkpoint import Checkpoint
 from vtensors.claim_reasons import Unclaimed
 from vtensors.configs import CONFIG
+from vtensors.counts import counted
 from vtensors.declaring import stale_entries
 from vtensors.errors import ArchitectureError, VtensorsError
 from vtensors.forms import FLOAT_DTYPES
@@ -36,7 +37,8 @@ def structure_findings(opened: Opened) -> list[Finding]:
     found.extend(_stale(checkpoint, opened.lost))
     found.extend(_activation_scales(checkpoint, opened.lost))
     found.extend(_kv(checkpoint, grouped, opened.lost))
-    if checkpoint.plan is None and not any(f.code == "refused-model" for f in found):
+    told = any(f.code == "refused-model" or (f.code, f.tensor) == ("damaged-config", CONFIG) for f in found)
+    if checkpoint.plan is None and not told:
         found.append(
             finding(
                 "unknown-architecture", CONFIG, seen=f"{checkpoint.architecture_name}: no plugin knows it"
@@ -151,7 +153,7 @@ def _stale(checkpoint: Checkpoint, lost: Iterable[str]) -> Iterator[Finding]:
     # Asking for the warnings has every entry compared with every module.
     if not stale_entries(checkpoint.claimants, checkpoint.modules, checkpoint.plan):
         return
-    shared = HEADS if checkpoint.plan is not None and "lm_head" not in checkpoint.plan.weights else ()
+    shared = HEADS if checkpoint.plan is None or "lm_head" not in checkpoint.plan.weights else ()
     names = _with_parents(checkpoint.modules)
     looked_up = 0
     for claimant in checkpoint.claimants:
@@ -165,7 +167,7 @@ def _stale(checkpoint: Checkpoint, lost: Iterable[str]) -> Iterator[Finding]:
                 yield finding(
                     "stale-entry",
                     entry.text,
-                    seen=f"{entry.where}: {entry.text!r} matches none of {len(checkpoint.modules)} modules",
+                    seen=f"{entry.where}: {entry.text!r} matches none of {counted(len(checkpoint.modules), 'module')}",
                     expected=f"the nearest name is '{near}'" if near else "",
                 )
 
@@ -217,7 +219,9 @@ def _kv(checkpoint: Checkpoint, grouped: Grouped, lost: Iterable[str]) -> Iterat
     bare = [module for module in attention if module not in grouped.kv_scales and module not in gone]
     where = f"{declared.algorithm} is declared by {declared.where}"
     if bare and len(bare) == len(attention):
-        yield finding("missing-kv-scale", bare[0], seen=f"{where}; none of {len(bare)} layers has scales")
+        yield finding(
+            "missing-kv-scale", bare[0], seen=f"{where}; of {counted(len(bare), 'layer')} none has scales"
+        )
         return
     for module in bare:
         yield finding(

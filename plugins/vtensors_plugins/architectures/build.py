@@ -24,6 +24,7 @@ from vtensors_plugins.architectures.binding import Binder, Group
 from vtensors_plugins.architectures.fusing import Part, why_experts_apart
 from vtensors_plugins.architectures.groups import DryRun
 from vtensors_plugins.architectures.models.norm import RMSNorm
+from vtensors_plugins.architectures.scale_doubts import ScaleDoubts
 
 LinearCall = Callable[[Tensor], Tensor]
 """x [M, K] -> [M, N]."""
@@ -83,6 +84,7 @@ class Parts:
     shared: frozenset[str] = frozenset()
     _binder: Binder = attrs.field(init=False)
     _kept: dict[str, Weight] = attrs.field(factory=dict, init=False)
+    _doubts: ScaleDoubts = attrs.field(factory=ScaleDoubts, init=False)
 
     @_binder.default
     def _new_binder(self) -> Binder:
@@ -206,7 +208,13 @@ class Parts:
         if name in self._kept:
             return self._kept[name]
         if name not in self.weights:
-            raise ArchitectureError("weight is missing", tensor=name, fix="load every weight of the plan")
+            raise ArchitectureError(
+                "weight is missing",
+                tensor=name,
+                seen="not among the weights that were given",
+                accepted="every weight of the plan",
+                fix="load every weight of the plan",
+            )
         weight = cast(Weight, self.weights[name].to(self.options.device))
         if name in self.shared:
             self._kept[name] = weight
@@ -218,6 +226,7 @@ class Parts:
             for name in names
         )
         for part in parts:
+            self._doubts.look(part.name, part.weight)
             if asked != "embedding" and bias != (part.weight.bias is not None):
                 problem = (
                     "has no bias, which config.json announces"

@@ -19,6 +19,7 @@ from vtensors.records import Architecture, KernelSpec, Weight
 
 HEAD = "lm_head"
 _CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_STORED_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -78,8 +79,7 @@ def registered_kernels(checkpoint: Checkpoint) -> list[KernelSpec]:
 
 def kernel_rules(checkpoint: Checkpoint) -> KernelRules:
     """`VT_KERNELS`. Raises SwitchError for an entry that names no kernel or scheme."""
-    schemes = checkpoint.plugins.registry.schemes
-    return KernelRules.parse(checkpoint.switches.text("VT_KERNELS"), registered_kernels(checkpoint), schemes)
+    return KernelRules.of(checkpoint.switches.text("VT_KERNELS"), checkpoint.plugins.registry)
 
 
 def require_architecture(checkpoint: Checkpoint) -> Architecture:
@@ -101,9 +101,17 @@ def require_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def config_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype that config.json names. Raises RequestError where it names none to compute in."""
-    text = checkpoint.configs.text
-    named = text.get("dtype") or text.get("torch_dtype") or checkpoint.config.get("dtype")
+    """The dtype that config.json names, else the one 16-bit dtype of the model's unquantized weights.
+
+    Writers that take the dtype of the first tensor name a format of codes, such as `float8_e4m3fn` (nvidia-modelopt
+    0.47 where the embeddings are quantized). Raises RequestError where nothing tells what to compute in.
+    """
+    named = checkpoint.configs.dtype
+    if named is None or (isinstance(named, str) and named.startswith("float8")):
+        schemes = {checkpoint.modules[module].scheme for module in planned_modules(checkpoint).values()}
+        stored = [dtype for scheme, dtype in _STORED_DTYPES.items() if scheme in schemes]
+        if len(stored) == 1:
+            return stored[0]
     if not isinstance(named, str) or named not in _CONFIG_DTYPES:
         raise RequestError(
             "config.json does not name a dtype to compute in",

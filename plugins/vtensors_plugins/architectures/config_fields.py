@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from vtensors.counts import counted
 from vtensors.errors import ArchitectureError
 from vtensors_plugins.architectures.decoder_config import Llama3Scaling, RopeConfig
 
@@ -76,11 +77,21 @@ class Fields:
             raise self.refusal(name, _short(value), " or ".join(repr(item) for item in accepted))
 
     def layer_kinds(self, *accepted: str) -> tuple[str, ...]:
-        """`layer_types`, one accepted kind for each of `num_hidden_layers`."""
-        count, kinds = self.layers(), self._required(self.text, "layer_types")
+        """`layer_types`, one accepted kind for each of `num_hidden_layers`.
+
+        Without them `full_attention_interval` n says that every n-th layer is of the last accepted kind
+        (transformers 5.24 models/qwen3_5/configuration_qwen3_5.py).
+        """
+        count = self.layers()
+        if self.text.get("layer_types") is None and self.text.get("full_attention_interval") is not None:
+            step = self.whole("full_attention_interval")
+            return tuple(accepted[-1 if number % step == 0 else 0] for number in range(1, count + 1))
+        kinds = self._required(self.text, "layer_types")
         if not isinstance(kinds, list | tuple) or len(kinds) != count:
-            seen = f"{len(kinds)} entries" if isinstance(kinds, list | tuple) else _short(kinds)
-            raise self.refusal("layer_types", seen, f"a list of {count} (num_hidden_layers) entries")
+            is_list = isinstance(kinds, list | tuple)
+            seen = counted(len(kinds), "entry", "entries") if is_list else _short(kinds)
+            wanted = f"a list of {counted(count, 'entry', 'entries')} (num_hidden_layers)"
+            raise self.refusal("layer_types", seen, wanted)
         for index, kind in enumerate(kinds):
             if kind not in accepted:
                 raise self.refusal(f"layer_types[{index}]", _short(kind), " or ".join(accepted))
@@ -135,7 +146,11 @@ class Fields:
     def refusal(self, name: str, seen: str, accepted: str) -> ArchitectureError:
         """The error for a field with a value that cannot be served."""
         return ArchitectureError(
-            f"{name} is not supported", file=self.where, seen=f"{name} = {seen}", accepted=accepted
+            f"{name} is not supported",
+            file=self.where,
+            seen=f"{name} = {seen}",
+            accepted=accepted,
+            fix=f"correct {self.where} if it is wrong; what is not supported here needs a plugin",
         )
 
     def _llama3(self, inner: Mapping[str, Any]) -> Llama3Scaling:

@@ -18,7 +18,7 @@ from vtensors.checkpoint import Checkpoint
 from vtensors.containment import blamed_on
 from vtensors.errors import RequestError
 from vtensors.kernel_candidates import CostOf
-from vtensors.records import Weight
+from vtensors.records import Claim, Weight
 from vtensors.tensor_source import stored_tensor
 from vtensors.tensors import TensorInfo
 from vtensors_formats import PlainWeight
@@ -101,8 +101,8 @@ class _BlankWeights:
             try:
                 return owned.record.read(module.claim, _NoData())
             except RuntimeError:
-                # The convention looks at values, which `meta` tensors have not: zeros that take no memory have.
-                return owned.record.read(module.claim, _Zeros()).to("meta")
+                # The convention looks at values, which `meta` tensors have not: numbers that take no memory have.
+                return owned.record.read(module.claim, _Numbers.of(module.claim)).to("meta")
 
 
 @attrs.frozen
@@ -115,13 +115,22 @@ class _NoData:
 
 
 @attrs.frozen
-class _Zeros:
-    """A `TensorSource` of zeros, one element behind each tensor."""
+class _Numbers:
+    """A `TensorSource` of scales that are 1 and of zeros, one element behind each tensor."""
+
+    scales: frozenset[str]
+
+    @classmethod
+    def of(cls, claim: Claim) -> _Numbers:
+        senses = {place.role: place.sense for place in claim.form.tensors}
+        return cls(frozenset(info.name for role, info in claim.roles.items() if senses.get(role)))
 
     def view(self, info: TensorInfo) -> Tensor:
         blank = _NoData().view(info)
-        zero = torch.zeros(blank.element_size(), dtype=torch.uint8).view(blank.dtype)
-        return zero.reshape(()).expand(blank.shape)
+        number = torch.zeros(blank.element_size(), dtype=torch.uint8).view(blank.dtype)
+        if info.name in self.scales:
+            number = torch.ones(1).to(blank.dtype)
+        return number.reshape(()).expand(blank.shape)
 
 
 def _measured(checkpoint: Checkpoint, device: str) -> CostOf | None:
@@ -136,7 +145,10 @@ def _dtype(checkpoint: Checkpoint, name: str | None, device: str) -> torch.dtype
         return torch.float32 if device == "cpu" else config_dtype(checkpoint)
     if name not in _DTYPES:
         raise RequestError(
-            "models do not compute in this dtype", seen=f"dtype={name!r}", accepted=", ".join(_DTYPES)
+            "models do not compute in this dtype",
+            seen=f"dtype={name!r}",
+            accepted=", ".join(_DTYPES),
+            fix="pass one of these",
         )
     return _DTYPES[name]
 

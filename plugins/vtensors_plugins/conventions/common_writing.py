@@ -66,6 +66,7 @@ def scalar(
             tensor=weight.module,
             seen=f"{role} {layout.dtype} {list(layout.shape)}",
             accepted="one value per matrix",
+            fix="choose another target for this checkpoint",
         )
     turn = (role == divisor) != divides
     change = reciprocal_float32 if turn else WIDEN[layout.dtype]
@@ -105,6 +106,7 @@ def one_value(layout: Layout, what: str) -> None:
             f"{what} with more than one value (per head)",
             seen=f"{layout.dtype} {list(layout.shape)}",
             accepted="one value per layer",
+            fix="choose another target for this checkpoint",
         )
 
 

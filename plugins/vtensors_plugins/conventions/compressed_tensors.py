@@ -19,6 +19,7 @@ from vtensors_plugins.conventions.parts import (
     STACKED_BIAS,
     column,
     read_roles,
+    static_scale,
 )
 
 if TYPE_CHECKING:
@@ -168,8 +169,9 @@ def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer |
         return None if divisor is None else FP4Activation(global_divisor=divisor)
     if claim.scheme == "mxfp8":
         return MXFP8Activation(rule=ExponentRule.FLOOR_ROUNDED) if declared != "16bit" else None
-    if "input_scale" in roles:
-        return FP8StaticActivation(scale=roles["input_scale"].reshape(()))
+    input_scale = static_scale(claim, roles)
+    if input_scale is not None:
+        return FP8StaticActivation(scale=input_scale.reshape(()))
     if declared == "16bit":
         return None
     group = claim.declared.group_size if claim.declared else None
@@ -184,6 +186,7 @@ def _refuse_zero_points(claim: Claim, roles: dict[str, Tensor]) -> None:
                 tensor=claim.roles[role].name,
                 seen=f"first value {float(roles[role].float().flatten()[0])}",
                 accepted="zero points of 0 (symmetric float schemes)",
+                fix="use a checkpoint with symmetric scales",
             )
 
 

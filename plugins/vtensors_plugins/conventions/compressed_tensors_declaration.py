@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vtensors.configs import ConfigFiles, string_list
+from vtensors.configs import ConfigFiles, QuantizationBlock, string_list
 from vtensors.errors import DeclarationError
 from vtensors.matching import Matcher, is_class_name, regex_entry
 from vtensors.patterns import MatchBudget
@@ -41,7 +41,7 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     block = next((b for b in configs.blocks() if b.quant_method == "compressed-tensors" or _by_key(b)), None)
     if block is None:
         return None
-    values, where = block.values, block.where
+    values, where = _unwrapped(block)
     _refuse_extras(values, where)
     groups = values.get("config_groups")
     if groups in (None, {}) and values.get("format") == "dense":
@@ -52,10 +52,15 @@ def declare(configs: ConfigFiles) -> Declaration | None:
             file=where,
             seen=f"format {values.get('format')!r}, config_groups {groups!r}",
             accepted="config_groups: {group_0: {targets: [...], weights: {...}}}",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     if len(groups) > MAX_GROUPS:
         raise DeclarationError(
-            "too many config_groups", file=where, seen=f"{len(groups)}", accepted=f"at most {MAX_GROUPS}"
+            "too many config_groups",
+            file=where,
+            seen=f"{len(groups)}",
+            accepted=f"at most {MAX_GROUPS}",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     budget = MatchBudget()
     parsed = tuple(_group(name, group, values, where, budget) for name, group in groups.items())
@@ -74,15 +79,29 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     )
 
 
-def _by_key(block: Any) -> bool:
-    return block.quant_method in (None, "") and "config_groups" in block.values and "format" in block.values
+def _by_key(block: QuantizationBlock) -> bool:
+    values, _ = _unwrapped(block)
+    return block.quant_method in (None, "") and "config_groups" in values and "format" in values
+
+
+def _unwrapped(block: QuantizationBlock) -> tuple[Mapping[str, Any], str]:
+    """The block's keys and place; a `quantization_config` inside of it stands for its keys, as transformers 5.24
+    utils/quantization_config.py reads it.
+    """
+    nested = block.values.get("quantization_config")
+    if not isinstance(nested, Mapping):
+        return block.values, block.where
+    outer = {key: value for key, value in block.values.items() if key != "quantization_config"}
+    return {**outer, **nested}, f"{block.where}.quantization_config"
 
 
 def _refuse_extras(values: Mapping[str, Any], where: str) -> None:
     for key in ("transform_config", "sparsity_config"):
         extra = values.get(key)
-        if not extra or (
-            isinstance(extra, Mapping) and extra.get("format") in (None, "dense") and key[0] == "s"
+        if (
+            not extra
+            or extra == {"config_groups": {}}
+            or (isinstance(extra, Mapping) and extra.get("format") in (None, "dense") and key[0] == "s")
         ):
             continue
         raise DeclarationError(
@@ -97,14 +116,27 @@ def _refuse_extras(values: Mapping[str, Any], where: str) -> None:
 def _group(name: str, group: Any, values: Mapping[str, Any], top: str, budget: MatchBudget) -> Group:
     where = f"{top}.config_groups.{name}"
     if not isinstance(group, Mapping):
-        raise DeclarationError("the group is not an object", file=where, seen=repr(group)[:80])
+        raise DeclarationError(
+            "the group is not an object",
+            file=where,
+            seen=repr(group)[:80],
+            accepted="an object with targets and weights",
+            fix="correct the configuration file, or use the one that belongs to the weights",
+        )
     weights = group.get("weights")
     style = group.get("format") or values.get("format")
     if style == "mixed-precision":
         style = None
     if not isinstance(weights, Mapping):
-        if style not in (None, "dense"):
-            raise DeclarationError("weights is missing", file=where, seen=repr(weights)[:80])
+        # A group for activations alone, such as an attention's: the format of the whole file is not its own.
+        if weights is not None or group.get("format") not in (None, "dense"):
+            raise DeclarationError(
+                "weights is missing",
+                file=where,
+                seen=repr(weights)[:80],
+                accepted="an object with num_bits and type",
+                fix="correct the configuration file, or use the one that belongs to the weights",
+            )
         style = "dense"
     algorithm = style or _infer(weights or {}, group.get("input_activations"), where)
     targets = sorted(string_list(group, "targets", where))
@@ -136,6 +168,7 @@ def _infer(weights: Mapping[str, Any], activations: Any, where: str) -> str:
         file=where,
         seen=f"num_bits {bits!r}, type {kind!r}",
         accepted=", ".join(SUPPORTED_FORMATS),
+        fix="correct the configuration file, or use the one that belongs to the weights",
     )
 
 
@@ -173,6 +206,7 @@ def _check_arguments(algorithm: str, weights: Mapping[str, Any], where: str) -> 
             file=f"{where}.weights",
             seen=f"num_bits {weights.get('num_bits')!r}, type {weights.get('type')!r}",
             accepted=f"num_bits {bits}, type 'float'",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     if weights.get("symmetric") is False:
         raise DeclarationError(
@@ -180,6 +214,7 @@ def _check_arguments(algorithm: str, weights: Mapping[str, Any], where: str) -> 
             file=f"{where}.weights",
             seen="symmetric false",
             accepted="symmetric true",
+            fix="use a checkpoint with symmetric weights",
         )
 
 
@@ -197,6 +232,7 @@ def _block(structure: Any, strategy: str, group: Any, where: str) -> tuple[int, 
             file=f"{where}.weights",
             seen=repr(structure)[:80],
             accepted="[rows, columns] or null",
+            fix="correct the configuration file, or use the one that belongs to the weights",
         )
     return (1, group) if strategy == "group" and type(group) is int and group > 0 else None
 

@@ -206,5 +206,6 @@ def _kv(algorithm: str | None) -> dict[str, Any] | None:
             tensor="kv_cache_quant_algo",
             seen=algorithm,
             accepted=", ".join(kinds),
+            fix="choose another target for this checkpoint",
         )
     return attrs.asdict(_Arguments(type=kinds[algorithm.upper()]))

@@ -68,7 +68,11 @@ def kv_scale(attention: str, what: str, stored: Layout) -> tuple[str, Layout]:
     """`<attention>.k_scale`, [1] or per head as stored. Raises RequestError for shapes that are neither."""
     shape = (1,) if prod(stored.shape) == 1 else stored.shape
     if what not in ("k", "v", "q"):
-        raise RequestError(f"{_NAME} has no '{what}_scale' of the KV cache", accepted="k, v and q")
+        raise RequestError(
+            f"{_NAME} has no '{what}_scale' of the KV cache",
+            accepted="k, v and q",
+            fix="choose another target for this checkpoint",
+        )
     return f"{attention}.{what}_scale", Layout(dtype=stored.dtype, shape=shape)
 
 

@@ -10,7 +10,7 @@ import attrs
 from vtensors.claiming import claim_by_forms
 from vtensors.configs import ConfigFiles, QuantizationBlock, string_list
 from vtensors.errors import DeclarationError
-from vtensors.forms import FLOAT_DTYPES, Form, TensorForm
+from vtensors.forms import FLOAT_DTYPES, UNUSED_ROLE, Form, TensorForm
 from vtensors.hookspecs import hookimpl
 from vtensors.matching import Matcher, fused_spellings, suffix_entry
 from vtensors.patterns import MatchBudget
@@ -31,6 +31,7 @@ from vtensors_plugins.conventions.hf_fp8_experts import (
     read_expert_roles,
     scale_of_rows,
 )
+from vtensors_plugins.conventions.hf_fp8_left_over import claim_left_over
 from vtensors_plugins.conventions.hf_fp8_writing import WRITER
 from vtensors_plugins.conventions.parts import (
     BIAS,
@@ -40,6 +41,7 @@ from vtensors_plugins.conventions.parts import (
     STACKED_BIAS,
     column,
     read_roles,
+    static_scale,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +54,13 @@ METHODS = ("fp8", "mxfp8")
 # `weight_block_size: null`: a matrix that one block would hold is per tensor like the others.
 WITHOUT_BLOCKS = "fp8 without blocks"
 _EXPONENTS = ("F8_E8M0", "U8")
+# `mxfp8` is MXFP8 whether or not its block of [1, 32] is spelled out; under `fp8` the same block is one of many.
+_ALGORITHMS = {
+    "fp8-block": ("fp8",),
+    "fp8-tensor": ("fp8", WITHOUT_BLOCKS),
+    "fp8-row": ("fp8", WITHOUT_BLOCKS),
+    "mxfp8": METHODS,
+}
 _GRID_3D = ("[E, ceil(N/BN), ceil(K/BK)]",)
 # transformers keeps a matrix of one block in two dimensions; one scale for gate and up, or one for each.
 _ONE = (*PER_TENSOR, "[1, 1]")
@@ -77,7 +86,7 @@ def _form(
     )
     return Form(
         scheme=scheme,
-        algorithms=METHODS if scheme in ("fp8-block", "mxfp8") else (*METHODS, WITHOUT_BLOCKS),
+        algorithms=(*_ALGORITHMS[scheme], *(METHODS if stacked else ())),
         formula=f"e4m3(weight) * {f'2^({suffix} - 127)' if exponent else suffix}",
         source=SOURCE,
         tensors=(
@@ -94,6 +103,7 @@ FORMS: tuple[Form, ...] = (
     _form("fp8-tensor", "weight_scale_inv", _ONE, FLOAT_DTYPES),
     _form("fp8-row", "weight_scale_inv", PER_ROW, FLOAT_DTYPES),
     _form("fp8-block", "weight_scale_inv", PER_BLOCK, _EXPONENTS),
+    _form("fp8-tensor", "weight_scale_inv", _ONE, _EXPONENTS),
     _form("mxfp8", "weight_scale_inv", ("[N, K/32]",), _EXPONENTS),
     _form("fp8-block", "scale", PER_BLOCK, ("F8_E8M0",)),
     _form("fp8-tensor", "weight_scale", PER_TENSOR, FLOAT_DTYPES),
@@ -102,6 +112,7 @@ FORMS: tuple[Form, ...] = (
     _form("fp8-block", "weight_scale_inv", _GRID_3D, FLOAT_DTYPES, "[E, N, K]"),
     _form("fp8-block", "weight_scale_inv", _GRID_3D, _EXPONENTS, "[E, N, K]"),
     _form("fp8-tensor", "weight_scale_inv", _ONE_3D, FLOAT_DTYPES, "[E, N, K]"),
+    _form("fp8-tensor", "weight_scale_inv", _ONE_3D, _EXPONENTS, "[E, N, K]"),
 )
 
 
@@ -169,6 +180,7 @@ def _check(values: Mapping[str, Any], where: str) -> None:
                 file=where,
                 seen=repr(values.get(key)),
                 accepted=", ".join(repr(word) for word in accepted if word),
+                fix="correct the configuration file, or use the one that belongs to the weights",
             )
 
 
@@ -188,6 +200,7 @@ def _block_size(block: QuantizationBlock) -> tuple[int, int] | None:
         file=block.where,
         seen=repr(size),
         accepted="[rows, columns] or null",
+        fix="correct the configuration file, or use the one that belongs to the weights",
     )
 
 
@@ -206,9 +219,12 @@ class _Resolver:
 
 
 def read(claim: Claim, source: TensorSource) -> WeightProtocol:
-    """The claim's FP8Weight or MXFP8Weight; UE8M0 grids stay as stored."""
-    from vtensors_formats import FP8Weight, MXFP8Weight
+    """The claim's FP8Weight or MXFP8Weight; UE8M0 grids stay as stored, one such scale becomes its float32."""
+    from vtensors_formats import FP8Weight, MXFP8Weight, PlainWeight, e8m0
 
+    if UNUSED_ROLE in claim.roles:
+        plain = read_roles(claim, source)
+        return PlainWeight(tensor=plain["codes"], bias=plain.get("bias"))
     roles = read_expert_roles(claim, source) if has_own_weight(claim) else read_roles(claim, source)
     scale, bias, activation = roles["scale"], roles.get("bias"), _activation(claim, roles)
     if claim.scheme == "mxfp8":
@@ -216,6 +232,7 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
     block, row_offset = None, 0
     if claim.scheme == "fp8-tensor":
         scale = scale_of_rows(scale, claim, None)[0].reshape(())
+        scale = e8m0.decode(scale) if scale.dtype in e8m0.DTYPES else scale
     elif claim.scheme == "fp8-row":
         scale = column(scale)
     else:
@@ -232,8 +249,12 @@ def read(claim: Claim, source: TensorSource) -> WeightProtocol:
 
 
 def claim(request: ClaimRequest) -> list[Claim | Refusal]:
-    """By forms, and the experts whose scales lie in one tensor."""
-    return [*claim_by_forms(CONVENTION, request), *claim_experts(CONVENTION.name, request)]
+    """By forms, the experts whose scales lie in one tensor, and what the writer left unquantized."""
+    return [
+        *claim_by_forms(CONVENTION, request),
+        *claim_experts(CONVENTION.name, request),
+        *claim_left_over(CONVENTION.name, request),
+    ]
 
 
 def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer:
@@ -241,8 +262,9 @@ def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer:
 
     if claim.scheme == "mxfp8":
         return MXFP8Activation()
-    if "input_scale" in roles:
-        return FP8StaticActivation(scale=roles["input_scale"].reshape(()))
+    input_scale = static_scale(claim, roles)
+    if input_scale is not None:
+        return FP8StaticActivation(scale=input_scale.reshape(()))
     if claim.scheme == "fp8-block":
         block = claim.declared.block if claim.declared else None
         return FP8GroupActivation(group=block[1] if block else 128)

@@ -8,10 +8,11 @@ from vtensors.errors import ClaimError
 from vtensors.hookspecs import hookimpl
 from vtensors.records import Claim, Convention, PluginInfo, TensorSource
 from vtensors.records import Weight as WeightProtocol
-from vtensors_plugins.conventions.modelopt_declaration import METHODS, declare
+from vtensors_plugins.conventions.modelopt_declaration import declare
 from vtensors_plugins.conventions.modelopt_forms import FORMS
+from vtensors_plugins.conventions.modelopt_sources import METHODS
 from vtensors_plugins.conventions.modelopt_writing import WRITER
-from vtensors_plugins.conventions.parts import column, read_roles
+from vtensors_plugins.conventions.parts import column, read_roles, static_scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +60,7 @@ def _require_group(claim: Claim, found: int) -> None:
             tensor=info.name,
             seen=f"{info.describe()}: one for {found} elements of K",
             accepted=f"one for {declared} elements (group_size in {claim.declared.where if claim.declared else ''})",
+            fix="correct group_size, or export the checkpoint again",
         )
 
 
@@ -85,6 +87,7 @@ def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer |
         return FP4Activation(global_scale=input_scale)
     if claim.scheme == "mxfp8":
         return MXFP8Activation()
+    input_scale = static_scale(claim, roles)
     if input_scale is not None:
         return FP8StaticActivation(scale=input_scale)
     return FP8GroupActivation(group=128) if claim.scheme == "fp8-block" else FP8TokenActivation()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vtensors.forms import FLOAT_DTYPES, TensorForm
@@ -48,3 +49,17 @@ def _cut(tensor: Tensor, role: str, claim: Claim) -> Tensor:
 def column(scale: Tensor) -> Tensor:
     """A per-row scale [N] or [N, 1] as [N, 1]."""
     return scale.reshape(-1, 1)
+
+
+def static_scale(claim: Claim, roles: Mapping[str, Tensor]) -> Tensor | None:
+    """The scale of the input, None where there is none or dynamic activations are declared, which do without.
+
+    One that is not used must still be a scale, as in a weight-only module: a damaged file is refused either way.
+    """
+    scale = roles.get("input_scale")
+    if scale is None or claim.declared is None or claim.declared.activations != "fp8-dynamic":
+        return scale
+    from vtensors_formats.values import require_positive
+
+    require_positive(scale, tensor=claim.roles["input_scale"].name, what="input scale")
+    return None

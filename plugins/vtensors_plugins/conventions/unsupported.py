@@ -83,7 +83,13 @@ def claim(request: ClaimRequest) -> list[Claim | Refusal]:
 
 def read(claim: Claim, source: TensorSource) -> Weight:
     """Never called: nothing is claimed."""
-    raise DeclarationError("this convention cannot be read", tensor=claim.module)
+    raise DeclarationError(
+        "this convention cannot be read",
+        tensor=claim.module,
+        seen=claim.form.formula,
+        accepted="the conventions that `vtensors conventions` lists",
+        fix="export the checkpoint in a convention that is read",
+    )
 
 
 CONVENTION = Convention(

@@ -88,6 +88,8 @@ def assign(checkpoint: Checkpoint, recipe: Recipe, target: Target, options: Quan
             "the recipe names no linear layer of the checkpoint",
             file=str(checkpoint.provenance.source),
             seen=f"recipe {recipe.name}: {', '.join(t for rule in recipe.rules for t in rule.targets)}",
+            accepted="targets that match linear layers, which `vtensors inspect --tree` lists",
+            fix="correct the targets of the recipe",
         )
     if options.share_scales:
         chosen = _shared(chosen)

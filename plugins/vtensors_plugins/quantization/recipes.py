@@ -97,19 +97,31 @@ def load_recipe(text: str) -> Recipe:
     path = Path(text)
     if not path.is_file():
         raise RequestError(
-            "no such recipe", seen=text, accepted=f"{', '.join(BUILTIN)}, or the path of a JSON file"
+            "no such recipe",
+            seen=text,
+            accepted=f"{', '.join(BUILTIN)}, or the path of a JSON file",
+            fix="name one of these",
         )
     try:
         data = path.read_bytes()
     except OSError as cause:
-        raise RequestError(f"the recipe cannot be read: {cause.strerror or cause}", file=text) from cause
+        raise RequestError(
+            f"the recipe cannot be read: {cause.strerror or cause}",
+            file=text,
+            accepted="a readable JSON file",
+            fix="correct the path or its permissions",
+        ) from cause
     value = parse_json(data, file=text, what="recipe", error=RequestError)
     whole: Mapping[str, Any] = value if isinstance(value, Mapping) else {"rules": value}
     _known(whole, ("rules", "ignore", "name"), text)
     rules = whole.get("rules")
     if not isinstance(rules, list) or not rules:
         raise RequestError(
-            "the recipe has no rules", file=text, accepted='[{"targets": [...], "scheme": ...}]'
+            "the recipe has no rules",
+            file=text,
+            seen="none",
+            accepted='[{"targets": [...], "scheme": ...}]',
+            fix="add a rule for the modules to quantize",
         )
     return Recipe(
         name=path.stem,
@@ -120,7 +132,13 @@ def load_recipe(text: str) -> Recipe:
 
 def _rule(value: Any, where: str) -> Rule:
     if not isinstance(value, Mapping):
-        raise RequestError("the rule is not an object", file=where, seen=repr(value)[:80])
+        raise RequestError(
+            "the rule is not an object",
+            file=where,
+            seen=repr(value)[:80],
+            accepted='{"targets": ["re:.*mlp.*"], "scheme": "nvfp4"}',
+            fix="correct the recipe",
+        )
     _known(value, ("targets", "scheme", *_OPTIONS), where)
     scheme = value.get("scheme")
     targets = _texts(value, "targets", where)
@@ -130,10 +148,17 @@ def _rule(value: Any, where: str) -> Rule:
             file=where,
             seen=str(dict(value))[:80],
             accepted='{"targets": ["re:.*mlp.*", "lm_head"], "scheme": "nvfp4"}',
+            fix="correct the recipe",
         )
     for key in _OPTIONS:
         if not isinstance(value.get(key), bool | None):
-            raise RequestError(f"{key} is not true or false", file=where, seen=repr(value[key]))
+            raise RequestError(
+                f"{key} is not true or false",
+                file=where,
+                seen=repr(value[key]),
+                accepted="true or false",
+                fix="correct the recipe",
+            )
     return Rule(
         targets=targets, scheme=scheme, mse=value.get("mse"), four_over_six=value.get("four_over_six")
     )
@@ -142,7 +167,13 @@ def _rule(value: Any, where: str) -> Rule:
 def _texts(value: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     found = value.get(key, [])
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise RequestError(f"{key} is not a list of strings", file=where, seen=repr(found)[:80])
+        raise RequestError(
+            f"{key} is not a list of strings",
+            file=where,
+            seen=repr(found)[:80],
+            accepted='["re:.*mlp.*", "lm_head"]',
+            fix="correct the recipe",
+        )
     return tuple(found)
 
 
@@ -150,5 +181,9 @@ def _known(value: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
     strange = sorted(set(value) - set(keys))
     if strange:
         raise RequestError(
-            f"unknown key '{strange[0]}'", file=where, seen=", ".join(strange), accepted=", ".join(keys)
+            f"unknown key '{strange[0]}'",
+            file=where,
+            seen=", ".join(strange),
+            accepted=", ".join(keys),
+            fix="correct the recipe",
         )

@@ -79,7 +79,12 @@ def compare(
 ) -> tuple[list[Finding], tuple[dict[str, Any], ...]]:
     """Findings about weights that differ or are missing, and the figures of every weight, worst first."""
     if opened.checkpoint is None or reference.checkpoint is None:
-        raise RequestError("there is nothing to compare: no header could be read")
+        raise RequestError(
+            "there is nothing to compare: no header could be read",
+            seen="no checkpoint",
+            accepted="two checkpoints whose headers can be read",
+            fix="verify each by itself first",
+        )
     ours, theirs = opened.checkpoint, reference.checkpoint
     pairing = pair_modules(ours, theirs)
     findings = [finding("missing-here", m.name, seen=_shown(m)) for m in pairing.missing_here]

@@ -7,7 +7,7 @@ import enum
 import attrs
 
 from vtensors.checkpoint import Checkpoint
-from vtensors.forms import FLOAT_DTYPES
+from vtensors.forms import FLOAT_DTYPES, UNUSED_ROLE
 from vtensors.modules import Module
 from vtensors.tensors import TensorInfo
 
@@ -87,6 +87,8 @@ def _kind(info: TensorInfo, role: str) -> Kind:
     is_float = info.dtype in FLOAT_DTYPES
     if role.endswith("zero_point"):
         return Kind.ZERO_POINT
+    if role == UNUSED_ROLE:
+        return Kind.OTHER
     if role == "pre_scale" and is_float:
         return Kind.PRE_SCALE
     if role == "block_scale" and info.dtype == "F8_E4M3":

@@ -70,6 +70,8 @@ def verify(
     if values and opened.root is None:
         raise RequestError(
             "the weights are not on this machine, only their headers were fetched",
+            seen="a repository without a full snapshot in the cache",
+            accepted="a snapshot in the cache, or a local path",
             fix="download the repository, or check its headers alone with --structure-only",
         )
     if values and checkpoint is not None:
@@ -97,6 +99,7 @@ def _hashes(opened: Opened, bar: ProgressBar) -> list[Finding]:
         raise RequestError(
             "no file here has a hash to compare with",
             file=str(opened.root or ""),
+            seen="no blobs and no metadata of a download",
             accepted="a snapshot of a Hub cache, or a folder that `hf download --local-dir` filled",
             fix="leave --hash out",
         )

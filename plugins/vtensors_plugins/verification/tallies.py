@@ -31,17 +31,19 @@ class Fault:
 class Tally:
     """faults: code of a finding -> what was found. nonzero: a value that is not zero was seen.
 
-    low: the smallest finite value of a scale.
+    low, high: the smallest and the largest finite value of a scale.
     """
 
     faults: dict[str, Fault] = attrs.field(factory=dict)
     nonzero: bool = False
     low: float = float("inf")
+    high: float = 0.0
 
     def merge(self, other: Tally) -> None:
         """Take in what another chunk of the same tensor gave."""
         self.nonzero = self.nonzero or other.nonzero
         self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
         for code, fault in other.faults.items():
             mine = self.faults.get(code)
             if mine is None:
@@ -67,6 +69,8 @@ def tally_chunk(kind: Kind, dtype: str, data: Tensor, offset: int, *, look_for_n
     elif kind is Kind.E8M0_SCALE:
         if int(data.max()) == 0xFF:
             _note(tally, "scale-not-finite", data == 0xFF, offset, data)
+        else:
+            tally.high = 2.0 ** (int(data.max()) - 127)
     elif kind is Kind.FLOAT_SCALE:
         _float_scale(tally, data.view(_FLOATS[dtype][0]), offset)
     elif kind in (Kind.PLAIN, Kind.PRE_SCALE):
@@ -102,7 +106,7 @@ def _float_scale(tally: Tally, data: Tensor, offset: int) -> None:
     values = data.to(torch.float32)
     finite = torch.isfinite(values)
     if bool(finite.any()):
-        tally.low = float(values[finite].min())
+        tally.low, tally.high = (float(bound) for bound in torch.aminmax(values[finite]))
     if bool(finite.all()) and tally.low > 0:
         return
     _note(tally, "scale-not-finite", ~finite, offset, values)

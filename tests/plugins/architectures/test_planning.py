@@ -218,6 +218,20 @@ def test_layer_types_must_be_known_and_as_many_as_layers() -> None:
         _plan(tiny_config("qwen3_5", layer_types=["linear_attention"]), [])
 
 
+def test_without_layer_types_every_nth_layer_is_a_full_attention() -> None:
+    kinds = ["linear_attention", "linear_attention", "full_attention"] * 2
+    listed = tiny_config("qwen3_5", num_hidden_layers=6, layer_types=kinds, full_attention_interval=2)
+    counted = {name: value for name, value in listed.items() if name != "layer_types"}
+    counted["full_attention_interval"] = 3
+    names = tiny_names(listed)
+    assert _plan(counted, names).weights == _plan(listed, names).weights
+    with pytest.raises(ArchitectureError, match="full_attention_interval is not supported"):
+        _plan({**counted, "full_attention_interval": 0}, names)
+    del counted["full_attention_interval"]
+    with pytest.raises(ArchitectureError, match="layer_types is missing"):
+        _plan(counted, names)
+
+
 @pytest.mark.fault("B53")
 def test_a_tied_head_that_is_absent_shares_the_embeddings_and_says_so() -> None:
     config = tiny_config("qwen3", tie_word_embeddings=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 import builtin_examples as examples
 import vtensors
 from builtin_examples import E2M1, UP, K, Module, N, e4m3_codes
+from vtensors.accounting import UNUSED_SCALE
 from vtensors.errors import ClaimError, VtensorsError
 from vtensors_formats import FP8Weight, MXFP8Activation, NVFP4Weight
 from vtensors_formats.e8m0 import ExponentRule
@@ -248,14 +249,38 @@ def test_experts_that_do_not_fit_the_scales_of_all_are_refused(
     assert told in str(caught.value)
 
 
-def test_a_weight_left_unquantized_beside_a_stray_scale_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(400, 128), (128, 400), (8, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu])
+def test_a_matrix_that_the_writer_left_unquantized_is_plain_and_its_unfilled_scale_is_listed(
+    tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     """transformers saves an unfilled scale beside a matrix whose sides are no multiples of the block."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    scale = torch.full((-(-shape[0] // 128), -(-shape[1] // 128)), float("nan")).to(dtype)
+    tensors = {f"{UP}.weight": weight, f"{UP}.weight_scale_inv": scale}
+    checkpoint = vtensors.open_checkpoint(save(tmp_path, tensors, hf_fp8([128, 128])))
+    checkpoint.check()
+    module = checkpoint.modules[UP]
+    assert (module.convention, module.scheme, module.declared) == ("hf-fp8", "bf16", "16bit")
+    assert torch.equal(checkpoint.read(UP).dequantize(torch.bfloat16), weight)
+    assert [conflict.where for conflict in checkpoint.conflicts] == [UP]
+    assert checkpoint.accounting.waived == {UNUSED_SCALE: (f"{UP}.weight_scale_inv",)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"), [((256, 128), [128, 128]), ((400, 128), None), ((400, 128), [400, 128])]
+)
+def test_a_scale_beside_a_plain_matrix_that_could_have_been_quantized_is_refused_by_name(
+    tmp_path: Path, shape: tuple[int, int], block: list[int] | None
+) -> None:
+    rows, columns = block or (1, 1)
+    grid = (-(-shape[0] // rows), -(-shape[1] // columns)) if block else (1, 1)
     tensors = {
-        f"{UP}.weight": torch.ones(400, 128, dtype=torch.bfloat16),
-        f"{UP}.weight_scale_inv": torch.ones(4, 1),
+        f"{UP}.weight": torch.ones(shape, dtype=torch.bfloat16),
+        f"{UP}.weight_scale_inv": torch.ones(grid),
     }
     with pytest.raises(ClaimError, match="weight is BF16, yet 'weight_scale_inv' is beside it"):
-        vtensors.open_checkpoint(save(tmp_path, tensors, hf_fp8([128, 128]))).check()
+        vtensors.open_checkpoint(save(tmp_path, tensors, hf_fp8(block))).check()
 
 
 @pytest.mark.parametrize("algorithm", ["FP8_PB_WO", "fp8_pb_wo", "FP8_BLOCK_SCALES"])

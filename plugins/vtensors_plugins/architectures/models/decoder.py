@@ -131,7 +131,13 @@ def build_decoder(
 def _built(config: DecoderConfig, weights: Mapping[str, records.Weight], options: BuildOptions) -> Decoder:
     device = torch.device(options.device)
     if "lm_head" not in weights and not config.tied:
-        raise ArchitectureError("weight is missing", tensor="lm_head", fix="load every weight of the plan")
+        raise ArchitectureError(
+            "weight is missing",
+            tensor="lm_head",
+            seen="not among the weights that were given",
+            accepted="every weight of the plan",
+            fix="load every weight of the plan",
+        )
     tied = config.tied and ("lm_head" not in weights or _repeats(weights["lm_head"], weights["embed_tokens"]))
     parts = Parts(weights, options, shared=frozenset({"embed_tokens"} if tied else ()))
     if config.zero_centered:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from vtensors.containment import PLUGIN_FAILURES
+from vtensors.errors import DeviceError
+from vtensors.self_test_runs import Runner, require_end, run_directly
 from vtensors_kernels.reference.router_topk import router_topk
 from vtensors_plugins.architectures.build import BuildOptions
 
@@ -32,7 +34,8 @@ def topk_for(experts: int, chosen: int, options: BuildOptions) -> Topk:
         from vtensors_kernels.compiling.nvrtc import compiler_for
 
         if not isinstance(compiler_for(target_of(torch.cuda.get_device_capability(device))), str):
-            kernel = _tested(experts, chosen, options.dtype, device)
+            run = run_directly if options.verdicts is None else options.verdicts.run
+            kernel = _tested(experts, chosen, options.dtype, device, run)
             if not isinstance(kernel, str):
                 return kernel
             _log.warning("the router runs without its kernel: %s", kernel)
@@ -40,12 +43,14 @@ def topk_for(experts: int, chosen: int, options: BuildOptions) -> Topk:
 
 
 @lru_cache(maxsize=16)
-def _tested(experts: int, chosen: int, dtype: torch.dtype, device: torch.device) -> Topk | str:
-    """One kernel for all layers, or why there is none."""
+def _tested(experts: int, chosen: int, dtype: torch.dtype, device: torch.device, run: Runner) -> Topk | str:
+    """One kernel for all layers, or why there is none. Raises DeviceError where its self-test does not end."""
     from vtensors_kernels.steps.router import RouterTopk, probe_router
 
     try:
-        probe_router(experts, chosen, dtype, device)
+        require_end(run, lambda: probe_router(experts, chosen, dtype, device), "the router kernel")
         return RouterTopk(chosen, dtype, device)
+    except DeviceError:
+        raise
     except PLUGIN_FAILURES as problem:  # without CuPy or cuda-bindings there are errors of theirs
         return str(problem).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and docs/accuracy.md that whole models give, made from records of the H200.
+"""The tables of docs/performance.md and docs/accuracy.md that whole models give, made from the committed records.
 
 python benchmarks/engine_tables.py            rewrites both pages
 python benchmarks/engine_tables.py --check    exits 1 if that would change one
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from rounding_table import rounding_text
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -104,20 +106,18 @@ def fp8_text(folder: Path) -> str:
     lines = [
         f"`benchmarks/results/linear-fp8-h200.json`, vtensors at commit {record['commit'][:12]}, microseconds.",
         "",
-        "| shape | M | 16-bit activations | share of the floor | W8A8 with its quantizer | Marlin FP8 | ratio to it | "
-        "`torch._scaled_mm` alone |",
-        "|---|---|---|---|---|---|---|---|",
+        "| shape | M | 16-bit activations | share of the floor | 128x128 blocks | MXFP8 | W8A8 with its quantizer | "
+        "Marlin FP8 | ratio to it | `torch._scaled_mm` alone |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (shape, m), found in times.items():
         ours, marlin = found["vtensors_fp8"], found.get("marlin_fp8")
         share = f"{shares[shape, m]:.0%}" if (shape, m) in shares else ""
-        told = [
-            f"{found[name]:.1f}" if name in found else "" for name in ("vtensors_fp8_w8a8", "scaled_mm_fp8")
-        ]
+        others = ("vtensors_fp8_block", "vtensors_mxfp8", "vtensors_fp8_w8a8", "scaled_mm_fp8")
+        block, mx, w8a8, bare = (f"{found[name]:.1f}" if name in found else "" for name in others)
         against = ("", "") if marlin is None else (f"{marlin:.1f}", f"{marlin / ours:.2f}x")
-        lines.append(
-            f"| {shape} | {m} | {ours:.1f} | {share} | {told[0]} | {against[0]} | {against[1]} | {told[1]} |"
-        )
+        cells = (shape, m, f"{ours:.1f}", share, block, mx, w8a8, *against, bare)
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
 
 
@@ -151,6 +151,7 @@ SECTIONS: tuple[tuple[str, str, Text], ...] = (
     ("performance.md", "engine", engine_text),
     ("performance.md", "experts", experts_text),
     ("accuracy.md", "accuracy", accuracy_text),
+    ("accuracy.md", "rounding", rounding_text),
 )
 
 

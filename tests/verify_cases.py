@@ -196,6 +196,11 @@ CASES: dict[str, Case] = {
         tensor=f"{DOWN}.input_global_scale",
         seen="inf",
     ),
+    "scale-out-of-range": Case(
+        make=edited(NVFP4, put(f"{DOWN}.weight_scale_2", torch.tensor(2.0**120))),
+        tensor=f"{DOWN}.weight_scale_2",
+        seen="1.329227995784916e+36, which multiplies",
+    ),
     "scale-negative": Case(
         make=edited(NVFP4, poke(f"{DOWN}.weight_scale", 0xB8, place=4)),
         tensor=f"{DOWN}.weight_scale",

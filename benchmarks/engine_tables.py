@@ -90,10 +90,12 @@ def experts_text(folder: Path) -> str:
 
 
 def fp8_text(folder: Path) -> str:
-    """Times of FP8 linears beside their peers; empty where they have no record."""
-    path = folder / "linear-fp8-h200.json"
-    if not path.exists():
-        return ""
+    """Times of FP8 linears beside their peers, a table for each record that there is."""
+    names = ("linear-fp8-h200.json", "linear-fp8-forms-h200.json")
+    return "\n\n".join(_fp8_table(folder / name) for name in names if (folder / name).exists())
+
+
+def _fp8_table(path: Path) -> str:
     record = json.loads(path.read_text(encoding="utf-8"))
     floors = {floor["nbytes"]: floor["us"] for floor in record["floors"]}
     times: dict[tuple[str, int], dict[str, float]] = {}
@@ -104,7 +106,7 @@ def fp8_text(folder: Path) -> str:
         if row["impl"] == "vtensors_fp8" and row["bytes"] in floors:
             shares[place] = floors[row["bytes"]] / row["us"]
     lines = [
-        f"`benchmarks/results/linear-fp8-h200.json`, vtensors at commit {record['commit'][:12]}, microseconds.",
+        f"`benchmarks/results/{path.name}`, vtensors at commit {record['commit'][:12]}, microseconds.",
         "",
         "| shape | M | 16-bit activations | share of the floor | 128x128 blocks | MXFP8 | W8A8 with its quantizer | "
         "Marlin FP8 | ratio to it | `torch._scaled_mm` alone |",

@@ -16,6 +16,7 @@ SCRIPTS = (
     "benchmarks/accuracy.py",
     "benchmarks/engine_speed.py",
     "benchmarks/experts.py",
+    "benchmarks/experts_sweep.py",
     "benchmarks/gated_delta_net.py",
     "benchmarks/host_time.py",
     "benchmarks/linear.py",

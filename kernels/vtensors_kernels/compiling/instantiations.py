@@ -17,6 +17,7 @@ LAUNCHERS: tuple[str, ...] = (
     "wideners",
     "nvfp4.repack",
     "nvfp4.packed_widening",
+    "nvfp4.finish",
     "nvfp4.stored",
     "nvfp4.stream_launches",
     "nvfp4.wgmma",

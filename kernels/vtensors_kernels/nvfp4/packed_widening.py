@@ -22,18 +22,13 @@ from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.cublas_products import float32_product, scaled_product
-from vtensors_kernels.nvfp4 import finish
 from vtensors_kernels.nvfp4.activations import check_residual, check_x, dtype_defines, output_for, scaled_x
 from vtensors_kernels.nvfp4.finish import Finish
 from vtensors_kernels.nvfp4.packed import FORMAT, TILE_ROWS
 from vtensors_kernels.packed_matrix import PackedMatrix
 
-INSTANTIATIONS = (
-    *(
-        Instantiation(source=FORMAT.widen[0], function=FORMAT.widen[1], defines={"VT_F16": f16})
-        for f16 in (0, 1)
-    ),
-    *finish.INSTANTIATIONS,
+INSTANTIATIONS = tuple(
+    Instantiation(source=FORMAT.widen[0], function=FORMAT.widen[1], defines={"VT_F16": f16}) for f16 in (0, 1)
 )
 SCRATCH_BYTES = 512 << 20
 _SMALLEST_SCRATCH = 2 << 20

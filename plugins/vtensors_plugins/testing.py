@@ -32,6 +32,7 @@ from vtensors.record_checks import check_record
 from vtensors.records import Claim, ClaimRequest, Convention, Scheme, Weight
 from vtensors.registry import Owned
 from vtensors.tensors import TensorInfo
+from vtensors_plugins.kernel_conformance import KernelConformance, KernelExample
 from vtensors_plugins.safetensors_edits import NAN_BYTES, StoredCheckpoint
 from vtensors_plugins.weight_checks import (
     check_dtypes,
@@ -41,7 +42,8 @@ from vtensors_plugins.weight_checks import (
     import_weight_class,
 )
 
-__all__ = ["ConventionConformance", "Example", "SchemeConformance", "WeightExample"]
+__all__ = ["ConventionConformance", "Example", "KernelConformance"]
+__all__ += ["KernelExample", "SchemeConformance", "WeightExample"]
 
 # Dtypes that no known convention stores a weight or a scale in.
 _STRANGE_DTYPES = ("C64", "BOOL", "I64", "U64")

@@ -92,7 +92,7 @@ def relative_error(result: Tensor, reference: Tensor) -> float:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Memory that torch hands out uninitialised is filled with NaN, so that an element not written shows."""
+    """Memory that torch hands out uninitialized is filled with NaN, so that an element not written shows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -7,7 +7,7 @@
     python benchmarks/linear.py --shapes in_proj_ba,router,shared_gate --impls vtensors_bf16,cublas_bf16
 
 A time is the median of replays of a CUDA graph that rotates over at least 400 MB of copies of the weight. Each
-implementation is first held against float32 on every element, with uninitialised memory poisoned, and again on the
+implementation is first held against float32 on every element, with uninitialized memory poisoned, and again on the
 last result of its graph. DIR holds the Marlin kernels (see peers/marlin.py); without it its published times are
 scaled by cuBLAS of this run. `linear_table.py` makes the tables of docs/performance.md from the file.
 """

@@ -8,7 +8,7 @@ On CUDA a checkpoint (see `synthetic.py`) is loaded twice, each time by a fresh 
 testing of kernels its cache lacks is done too, then only loading. Host memory is told beyond that of a process with
 torch and a CUDA context; reading ahead needs its slots (read_ahead.py) and no more.
 
-On a CPU unquantised weights are views of the memory map, so that the peak should be the interpreter with torch, plus
+On a CPU unquantized weights are views of the memory map, so that the peak should be the interpreter with torch, plus
 the pages of the file that were touched, plus one block of at most 64 MiB when the model computes in float32.
 """
 

@@ -263,7 +263,7 @@ def _affine(module: str, *shape: int) -> Iterator[Stored]:
 
 
 def declarations(model: Model) -> dict[str, Any]:
-    """The module -> algorithm table of both quantisation files: experts of one layer are one entry."""
+    """The module -> algorithm table of both quantization files: experts of one layer are one entry."""
     layers: dict[str, Any] = {}
     for stored in tensors(model):
         if stored.scheme == "bf16" or stored.part != "weight":

@@ -116,7 +116,7 @@ class Values:
 
 
 def standard_deviation(stored: Stored) -> float:
-    """Of the values of a linear's weight, dequantised."""
+    """Of the values of a linear's weight, dequantized."""
     kept = [part for part in stored.module.split(".") if not part.isdigit()]
     gain = _GAINS.get(".".join(kept[-2:]), _GAINS.get(kept[-1], 1.0))
     return gain / math.sqrt(stored.k)

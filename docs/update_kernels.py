@@ -8,6 +8,7 @@ python docs/update_kernels.py --check   exits 1 if that would change one
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -42,7 +43,15 @@ def wanted_pages(compiled: Sequence[Compiled], toolkit: Toolkit, docs: Path = DO
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the pages, or with --check compare only; returns the exit status."""
+    """Rewrite the pages, or with --check compare only; returns the exit status.
+
+    --help, and a word that is no option, end the program before a compiler is looked for.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--check", action="store_true", help="rewrite nothing; exit 1 if a page is out of date"
+    )
+    check = parser.parse_args(arguments).check
     toolkit, disassembler = find_toolkit(), find_disassembler()
     if isinstance(toolkit, str) or isinstance(disassembler, str):
         print(toolkit if isinstance(toolkit, str) else disassembler, file=sys.stderr)
@@ -53,7 +62,7 @@ def main(arguments: list[str]) -> int:
     for name, wanted in wanted_pages(compiled, toolkit).items():
         if (DOCS / name).read_text(encoding="utf-8") == wanted:
             continue
-        if arguments == ["--check"]:
+        if check:
             print(f"docs/{name} is out of date: run make kernel-docs", file=sys.stderr)
             status = 1
         else:

@@ -1,4 +1,4 @@
-"""vtensors opens LLM checkpoints in any quantisation convention, keeps them quantised, and runs them."""
+"""vtensors opens LLM checkpoints in any quantization convention, keeps them quantized, and runs them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def account(
     """The accounting of a checkpoint under an architecture's plan (None: unknown architecture).
 
     config_dtype: `BF16` or `F16` where config.json names the model's dtype.
-    declared_nothing: no configuration file declares a quantisation (for messages).
+    declared_nothing: no configuration file declares a quantization (for messages).
     """
     waive = _Waivers(plan)
     waived: dict[str, list[str]] = {}
@@ -149,9 +149,7 @@ def _unclaimed_problems(
     for name, unclaimed in left.items():
         tensors = [info.name for info in unclaimed.group.tensors.values()]
         fits = next((c for c, reason in unclaimed.reasons if reason.startswith("would fit")), None)
-        fix = (
-            "see docs/conventions.md for the accepted forms; a plugin can add one (docs/writing-a-plugin.md)"
-        )
+        fix = unclaimed.fix
         if fits is not None and declared_nothing:
             count = sum(1 for u in left.values() if any(r.startswith("would fit") for _, r in u.reasons))
             fix = (
@@ -160,11 +158,12 @@ def _unclaimed_problems(
                 "that declares them"
             )
         elif name in used and any(
-            _looks_packed(info.dtype, info.shape, used[name][1]) for info in unclaimed.group.tensors.values()
+            _looks_packed(info.dtype, info.shape, used[name][1]) and not unclaimed.contested
+            for info in unclaimed.group.tensors.values()
         ):
             fix = f"looks NVFP4-packed but no NVFP4 rule matched {name}; {fix}"
         yield ClaimError(
-            f"no convention reads these tensors: {', '.join(tensors)}",
+            f"{unclaimed.readers} these tensors: {', '.join(tensors)}",
             tensor=name,
             seen=unclaimed.describe(),
             fix=fix,

@@ -272,11 +272,11 @@ class Checkpoint:
         unclaimed = self.claims.unclaimed.get(name)
         if unclaimed is not None:
             return ClaimError(
-                "no convention reads this module",
+                f"{unclaimed.readers} this module",
                 file=str(self.provenance.source),
                 tensor=name,
                 seen=unclaimed.describe(),
-                fix="see docs/conventions.md for the accepted forms",
+                fix=unclaimed.fix,
             )
         near = nearest(name, self.modules)
         return ClaimError(

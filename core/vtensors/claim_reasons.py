@@ -10,6 +10,8 @@ from vtensors.forms import Form, FormMatch, match_form
 from vtensors.records import Convention, Declaration, DeclaredScheme, TensorGroup
 from vtensors.tensors import TensorInfo
 
+CLAIMED_TWICE = "claimed twice"
+
 
 @attrs.frozen(kw_only=True)
 class Claimant:
@@ -27,10 +29,29 @@ class Claimant:
 
 @attrs.frozen(kw_only=True)
 class Unclaimed:
-    """A group that nobody reads, with each convention's reason."""
+    """A group that nobody reads, with each convention's reason, or that several contest."""
 
     group: TensorGroup
     reasons: tuple[tuple[str, str], ...]
+
+    @property
+    def contested(self) -> bool:
+        """Whether more than one convention claims it."""
+        return any(name == CLAIMED_TWICE for name, _ in self.reasons)
+
+    @property
+    def readers(self) -> str:
+        """Who reads it, as the beginning of a sentence."""
+        return "more than one convention reads" if self.contested else "no convention reads"
+
+    @property
+    def fix(self) -> str:
+        """What to do, where nothing more is known."""
+        if self.contested:
+            return "set VT_PREFER=<plugin>, or deny one with VT_PLUGINS=-<plugin>"
+        return (
+            "see docs/conventions.md for the accepted forms; a plugin can add one (docs/writing-a-plugin.md)"
+        )
 
     def describe(self) -> str:
         """Dtypes and suffixes seen, then why each convention passes."""
@@ -47,10 +68,7 @@ def reasons_against(
 ) -> Iterator[tuple[str, str]]:
     fighters = {contested[i.name] for i in group.tensors.values() if i.name in contested}
     if fighters:
-        yield (
-            "claimed twice",
-            f"{', '.join(sorted(fighters))}; set VT_PREFER=<plugin> or deny one with VT_PLUGINS=-<plugin>",
-        )
+        yield CLAIMED_TWICE, ", ".join(sorted(fighters))
         return
     for claimant in claimants:
         name = claimant.convention.name

@@ -60,7 +60,7 @@ class ModuleChanges:
 
 @attrs.frozen(kw_only=True)
 class StatementChange:
-    """One statement about the whole checkpoint: architecture, declared quantisation, KV cache, file size."""
+    """One statement about the whole checkpoint: architecture, declared quantization, KV cache, file size."""
 
     what: str
     before: str | int | None

@@ -1,4 +1,4 @@
-"""The configuration files of a checkpoint and the quantisation blocks found in them."""
+"""The configuration files of a checkpoint and the quantization blocks found in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK_KEYS = ("quantization_config", "compression_config")
 
 @attrs.frozen(kw_only=True)
 class QuantizationBlock:
-    """One quantisation block. where: file and key; values: the block; text_only: found inside text_config."""
+    """One quantization block. where: file and key; values: the block; text_only: found inside text_config."""
 
     where: str
     values: Mapping[str, Any]
@@ -63,7 +63,7 @@ class ConfigFiles:
         )
 
     def blocks(self) -> tuple[QuantizationBlock, ...]:
-        """Every non-null quantisation block of config.json, top level first.
+        """Every non-null quantization block of config.json, top level first.
 
         Errors: a block that is not an object; an empty object (it names no method).
         """
@@ -92,7 +92,7 @@ class ConfigFiles:
         return tuple(found)
 
     def only_text_is_declared(self) -> bool:
-        """Whether everything that declares a quantisation stands inside text_config."""
+        """Whether everything that declares a quantization stands inside text_config."""
         blocks = self.blocks()
         return bool(blocks) and self.hf_quant is None and all(block.text_only for block in blocks)
 

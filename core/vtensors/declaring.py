@@ -30,8 +30,8 @@ def read_declarations(
 ) -> tuple[tuple[Claimant, ...], tuple[str, ...]]:
     """Every convention with its declaration, and a warning per convention that failed.
 
-    Errors: DeclarationError of a convention that recognises the configuration and refuses it, and for a
-    quantisation block that no convention answers to.
+    Errors: DeclarationError of a convention that recognizes the configuration and refuses it, and for a
+    quantization block that no convention answers to.
     """
     claimants: list[Claimant] = []
     warnings: list[str] = []

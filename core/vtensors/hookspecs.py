@@ -41,7 +41,7 @@ def vtensors_plugin() -> PluginInfo:  # type: ignore[empty-body]
 
 @hookspec
 def vtensors_schemes() -> list[Scheme]:  # type: ignore[empty-body]
-    """Number formats: a name and the Weight class that holds and dequantises it."""
+    """Number formats: a name and the Weight class that holds and dequantizes it."""
 
 
 @hookspec

@@ -63,7 +63,7 @@ def has_findings(report: dict[str, Any]) -> bool:
 def scheme_rows(checkpoint: Checkpoint, request: ActivationRequest) -> list[dict[str, Any]]:
     """One row per scheme, convention and precision: modules, bytes, parts of the model, algorithms.
 
-    Modules that are waived (vision, mtp) are not counted. Quantised rows first, largest first.
+    Modules that are waived (vision, mtp) are not counted. Quantized rows first, largest first.
     """
     rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for name, module in checkpoint.modules.items():

@@ -28,7 +28,7 @@ def read_kv_scales(
 
     One of the two alone serves both, noted. Zero, negative or NaN (the -1 of loaders that never filled it)
     counts as absent: 1.0, noted. Errors: ClaimError for more than one value (per-head scales), infinity, or
-    an affine cache (`k_bias`, `v_bias`), whose scales are for centred values.
+    an affine cache (`k_bias`, `v_bias`), whose scales are for centered values.
     """
     found = {}
     for module, scales in owners.items():

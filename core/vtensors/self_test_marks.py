@@ -4,7 +4,7 @@ A mark is a file with one fact, in the form of `kernel_entries`, held by an excl
 system releases the lock when the process dies, however it dies and whatever container it ran in. So a mark that can
 be locked and still says `pending` is of a test that never ended; one that cannot is of a test that goes on somewhere
 else. The file stays, empty, when a test ends: removed, two processes could each lock a file of that name. Where files
-cannot be locked or written, there are no marks.
+cannot be locked, there are no marks; where they cannot be written, those that are there are believed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import IO
 
 import attrs
@@ -40,12 +41,16 @@ class Condemned:
 
 @attrs.define(kw_only=True)
 class SelfTestMark:
-    """The mark of one kernel's tests. path: of the file. key: what it is about (`kernel_entries.mark_key`)."""
+    """The mark of one kernel's tests. path: of the file. key: what it is about (`kernel_entries.mark_key`).
+
+    The thread of a test that is given up may still write: what `condemn` wrote stays.
+    """
 
     path: Path
     key: str
     now: Callable[[], float] = time.time
     _held: IO[str] | None = attrs.field(default=None, init=False)
+    _one_at_a_time: Lock = attrs.field(init=False, factory=Lock, eq=False, repr=False)
 
     def take(self) -> Condemned | None:
         """Locks the mark for a test that is about to begin; tells what an earlier one left there, which stays.
@@ -58,10 +63,10 @@ class SelfTestMark:
             return None
         file, locked = found
         condemned = self._left(_content(file), locked=locked)
-        if locked and condemned is None:
+        if locked and condemned is None and file.writable():
             self._held = file
         else:
-            file.close()
+            _close(file)
         return condemned
 
     def pending(self) -> None:
@@ -74,15 +79,12 @@ class SelfTestMark:
 
     def condemn(self, why: str) -> bool:
         """The kernel is not tried again; whether that could be kept."""
-        self._write({"state": CONDEMNED, "process": _this_process(), "since": self.now(), "why": why})
-        kept = self._held is not None
-        self._close()
-        return kept
+        fact = {"state": CONDEMNED, "process": _this_process(), "since": self.now(), "why": why}
+        return self._write(fact, last=True)
 
     def release(self) -> None:
         """The test ended, well or not."""
-        self.lift()
-        self._close()
+        self._write(None, last=True)
 
     def _left(self, text: str, *, locked: bool) -> Condemned | None:
         fact = fact_of(text, self.key)
@@ -97,44 +99,63 @@ class SelfTestMark:
             return Condemned(why=f"never ended ({_day(since)}; {owner})", own=own)
         return None
 
-    def _write(self, fact: dict[str, object] | None) -> None:
-        if self._held is None:
-            return
-        try:
-            self._held.seek(0)
-            self._held.truncate()
-            if fact is not None:
-                self._held.write(entry_text(self.key, fact))
-            self._held.flush()
-        except OSError:
-            self._close()
-
-    def _close(self) -> None:
-        if self._held is not None:
-            with suppress(OSError):
-                self._held.close()
-            self._held = None
+    def _write(self, fact: dict[str, object] | None, *, last: bool = False) -> bool:
+        """Whether the mark says so now. last: it is given back then."""
+        with self._one_at_a_time:
+            if self._held is None:
+                return False
+            written = True
+            try:
+                self._held.seek(0)
+                self._held.truncate()
+                if fact is not None:
+                    self._held.write(entry_text(self.key, fact))
+                self._held.flush()
+            except OSError:
+                written = False
+            if last or not written:
+                _close(self._held)
+                self._held = None
+            return written
 
 
 def _open(path: Path) -> tuple[IO[str], bool] | None:
-    """The file and whether its lock is ours now; None where there can be no marks."""
+    """The file, to write where that is allowed, and whether its lock is ours now; None where there can be no marks."""
     try:
         import fcntl
     except ImportError:
         return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+", encoding="utf-8")
-    except OSError:
+    file = _file_of(path)
+    if file is None:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if file.writable() else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return file, False
     except OSError:
         file.close()
         return None
     return file, True
+
+
+def _file_of(path: Path) -> IO[str] | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+", encoding="utf-8")
+    except OSError:
+        with suppress(OSError):
+            return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), encoding="utf-8")
+    return None
+
+
+def _close(file: IO[str]) -> None:
+    """Given back for all: a child that was forked in between holds the same lock until it ends."""
+    with suppress(OSError, ImportError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
+    with suppress(OSError):
+        file.close()
 
 
 def _content(file: IO[str]) -> str:

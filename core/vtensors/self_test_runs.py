@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from threading import Lock
 
 import attrs
 
@@ -16,10 +17,15 @@ _RUNNING: ContextVar[RunningTest | None] = ContextVar("vtensors_running_test", d
 
 @attrs.define(kw_only=True)
 class RunningTest:
-    """A self-test that goes on. mark: of its kernel, where one is kept. preparing: whether it compiles just now."""
+    """A self-test that goes on. mark: of its kernel, where one is kept. preparing: whether it compiles just now.
+
+    It may compile in threads of its own, and be part of another test, which then launches nothing either.
+    """
 
     mark: SelfTestMark | None = None
     _depth: int = attrs.field(default=0, init=False)
+    _outer: RunningTest | None = attrs.field(default=None, init=False)
+    _one_at_a_time: Lock = attrs.field(init=False, factory=Lock, eq=False, repr=False)
 
     @property
     def preparing(self) -> bool:
@@ -29,6 +35,7 @@ class RunningTest:
     @contextmanager
     def going_on(self) -> Iterator[None]:
         """Inside, `preparing` speaks of this test, and the end of the process condemns the kernel."""
+        self._outer = _RUNNING.get()
         token = _RUNNING.set(self)
         if self.mark is not None:
             self.mark.pending()
@@ -40,15 +47,22 @@ class RunningTest:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, nothing is launched."""
-        self._depth += 1
-        if self._depth == 1 and self.mark is not None:
-            self.mark.lift()
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0 and self.mark is not None:
+        with nullcontext() if self._outer is None else self._outer.pause():
+            self._deepen(1)
+            try:
+                yield
+            finally:
+                self._deepen(-1)
+
+    def _deepen(self, by: int) -> None:
+        with self._one_at_a_time:
+            before, self._depth = self._depth, self._depth + by
+            if self.mark is None or (before and self._depth):
+                return
+            if before:
                 self.mark.pending()
+            else:
+                self.mark.lift()
 
 
 # Runs a self-test; whether it ended within its time. What it raises passes.

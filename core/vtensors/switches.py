@@ -185,7 +185,7 @@ def accepted_words(switch: Switch) -> str:
     """What a switch accepts, in words, for documentation and errors."""
     match switch.kind:
         case "bool":
-            return "0 or 1"
+            return f"{', '.join(_TRUE)} or {', '.join(_FALSE)}"
         case "names" if switch.accepted:
             return f"{', '.join(switch.accepted)} (comma separated), 1 = all, 0 = none"
         case "names":
@@ -210,7 +210,7 @@ def _parse_bool(switch: Switch, text: str) -> bool:
         return True
     if text.lower() in _FALSE:
         return False
-    raise _refused(switch, text, f"{', '.join(_TRUE)} or {', '.join(_FALSE)}")
+    raise _refused(switch, text, accepted_words(switch))
 
 
 def _parse_seconds(switch: Switch, text: str) -> float:

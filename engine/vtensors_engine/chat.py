@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from vtensors.errors import DeclarationError, RequestError
 from vtensors_engine.chat_messages import (
     Message,
+    as_templates_read,
     check_messages,
     content_text,
     has_parts,
-    prints_parts,
+    texts_shown,
     with_joined_parts,
 )
 from vtensors_engine.chat_process import ChatProcess, TemplateRefusedError
@@ -81,28 +82,28 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **(variables or {}),
-            "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
         if not self._refused:
             try:
-                return self._rendered(values, messages)
+                return self._rendered(values, as_templates_read(messages))
             except TemplateRefusedError as cause:
                 self._refuse(cause)
         return plain_text(messages, add_generation_prompt=add_generation_prompt)
 
     def _rendered(self, values: dict[str, object], messages: Sequence[Message]) -> str:
-        """The template's text. One that reads strings alone fails on a list of parts, or prints it as Python does."""
-        if not has_parts(messages):
-            return self._process.render(self._source, values, file=self.file)
-        try:
-            text = self._process.render(self._source, values, file=self.file)
-        except RequestError:
-            text = None
-        if text is not None and not prints_parts(text, messages):
-            return text
-        joined = {**values, "messages": with_joined_parts(messages)}
-        return self._process.render(self._source, joined, file=self.file)
+        """The template's text. One that reads strings alone fails on a list of parts, leaves it out, or prints it as
+        Python does. So it gets the list and the joined text: that of which it shows more counts, else the list.
+        """
+        found: list[str] = []
+        ways = [messages, with_joined_parts(messages)] if has_parts(messages) else [messages]
+        for way in ways:
+            try:
+                found.append(self._process.render(self._source, {**values, "messages": way}, file=self.file))
+            except RequestError:
+                if way is ways[-1] and not found:
+                    raise
+        return max(found, key=lambda text: texts_shown(text, messages))
 
     def _refuse(self, cause: TemplateRefusedError) -> None:
         self._refused = True

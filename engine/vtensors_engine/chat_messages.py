@@ -48,10 +48,24 @@ def has_parts(messages: Sequence[Message]) -> bool:
     return any(isinstance(message.get("content"), list | tuple) for message in messages)
 
 
-def prints_parts(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a template wrote a list of parts as Python writes it, because it takes content for a string."""
-    contents = [message.get("content") for message in messages]
-    return any(str(list(content)) in text for content in contents if isinstance(content, list | tuple))
+def as_templates_read(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """The messages with a type in each part, and without calls that are none.
+
+    Templates leave out a part without a type, and the content of a message that has `tool_calls`, even an empty list.
+    """
+    return [_as_templates_read(message) for message in messages]
+
+
+def texts_shown(text: str, messages: Sequence[Message]) -> int:
+    """How often a template wrote the texts of parts; -1 where it wrote a list as Python does.
+
+    A template that takes content for a string does that, or writes nothing in its place.
+    """
+    contents = [content for message in messages if isinstance(content := message.get("content"), list)]
+    if any(str(content) in text for content in contents):
+        return -1
+    texts = {str(part["text"]).strip() for content in contents for part in content}
+    return sum(text.count(one) for one in texts if one)
 
 
 def with_joined_parts(messages: Sequence[Message]) -> list[dict[str, object]]:
@@ -69,6 +83,14 @@ def content_text(content: object) -> str:
     if isinstance(content, list | tuple):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return "" if content is None else str(content)
+
+
+def _as_templates_read(message: Message) -> dict[str, object]:
+    found = {key: value for key, value in message.items() if value or key not in _CALLS}
+    content = found.get("content")
+    if isinstance(content, list | tuple):
+        found["content"] = [{"type": "text", **part} for part in content if isinstance(part, Mapping)]
+    return found
 
 
 def _check_role(message: object, index: int, template: str, file: str) -> None:

@@ -167,7 +167,7 @@ def load_model(
     plugins: Plugins | None = None,
     lock: Lock | str | PathLike[str] | None = None,
 ) -> LoadedModel:
-    """The model of a checkpoint, weights quantised as stored.
+    """The model of a checkpoint, weights quantized as stored.
 
     source, revision, lock: as for `open_checkpoint`; a repository that is not cached is downloaded.
     device: `cpu`, `cuda`, ...; None takes CUDA where there is one.

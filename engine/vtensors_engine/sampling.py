@@ -193,7 +193,7 @@ def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Genera
     logits: [V], in the model's dtype, on any device; greedy compares them as they are, everything else is float32.
     generator: on the CPU; one number is drawn from it per token, none when greedy.
 
-    Order: temperature, top_k, top_p, min_p; each works on what the one before has left, renormalised.
+    Order: temperature, top_k, top_p, min_p; each works on what the one before has left, renormalized.
     Log probabilities are `log_softmax` of the logits as they came: before temperature and filters.
     Raises VtensorsError when no logit is largest: NaN, +inf, or all of them -inf.
     """

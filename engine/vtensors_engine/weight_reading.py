@@ -24,7 +24,7 @@ class WeightReading:
     """On a CPU weights are views of the files; to CUDA they are read ahead through pinned memory.
 
     modules: canonical name -> module of the checkpoint, about in the order in which they will be asked for.
-    dtype: that the head is dequantised to, where `VT_LMHEAD_QUANTIZED=0` asks for it.
+    dtype: that the head is dequantized to, where `VT_LMHEAD_QUANTIZED=0` asks for it.
     """
 
     checkpoint: Checkpoint
@@ -48,7 +48,7 @@ class WeightReading:
         module = self.modules[name]
         weight = self.checkpoint.read(module) if self._ahead is None else self._ahead.read(module)
         if name == HEAD and dequantizes_head(self.checkpoint):
-            _log.warning("VT_LMHEAD_QUANTIZED=0: %s (%s) is dequantised at load", module, weight.scheme)
+            _log.warning("VT_LMHEAD_QUANTIZED=0: %s (%s) is dequantized at load", module, weight.scheme)
             bias = weight.bias if isinstance(weight, CanonicalWeight) else None
             weight = PlainWeight(tensor=weight.dequantize(self.dtype), bias=bias)
         return weight.to(self.device)

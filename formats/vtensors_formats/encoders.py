@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODELOPT, _COMPRESSED = "modelopt", "compressed-tensors"
 # Largest block scale where a block may also put its largest value at 4: 448 / 1.5 rounds down to 256 in E4M3
-# (nvidia-modelopt 0.47, four-over-six normalises the global scale by 6 * 256).
+# (nvidia-modelopt 0.47, four-over-six normalizes the global scale by 6 * 256).
 _FOUR_OVER_SIX_MAX = 256.0
 # Trial factors of the block scale for the least squared error; 1 first, so that ties keep it.
 _MSE_FACTORS = (1.0, *(1.0 - step / 32 for step in range(1, 13)), 1.0625, 1.125)

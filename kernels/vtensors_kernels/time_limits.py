@@ -1,13 +1,16 @@
 """`VT_SELF_TEST_SECONDS`: how long a self-test on a device may take before its kernel counts as one that never ends.
 
 A test waits for the device in many places, and a host that waits cannot be called back. So it runs in a thread of its
-own, with the device, stream and modes of its caller, who counts. Where time is over the thread is left behind: it ends
-with the process. What is compiled does not count, and neither does a process that was stopped.
+own, with the device, stream and modes of its caller, who counts. Where time is over, or the user interrupts, the thread
+is left behind: it ends where it next runs Python, and what hangs in the driver with the process. What is compiled does
+not count, and neither does a process that was stopped.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextvars
+import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event, Thread
@@ -20,6 +23,8 @@ from vtensors.switches import Switches
 
 SWITCH = "VT_SELF_TEST_SECONDS"
 _STEP_SECONDS = 0.05
+# For a thread that was left behind, at the end of the process: it ends at once, unless it hangs.
+_LAST_SECONDS = 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +42,19 @@ class TimeLimit:
         outcome = _Outcome()
         work = _in_place_of_caller(self.device, outcome, test)
         context = contextvars.copy_context()
-        Thread(target=context.run, args=(work,), name="vtensors-self-test", daemon=True).start()
+        thread = Thread(target=context.run, args=(work,), name="vtensors-self-test", daemon=True)
+        thread.start()
+        ended = False
+        try:
+            ended = self._ends(outcome, running)
+        finally:
+            if not ended:
+                _leave_behind(thread)
+        if outcome.problem is not None and ended:
+            raise outcome.problem
+        return ended
+
+    def _ends(self, outcome: _Outcome, running: RunningTest) -> bool:
         # Steps, not a clock: a process that was stopped comes back to a test that was stopped with it.
         left = self.seconds
         step = min(_STEP_SECONDS, left)
@@ -46,8 +63,6 @@ class TimeLimit:
                 left -= step
             if left <= 0:
                 return False
-        if outcome.problem is not None:
-            raise outcome.problem
         return True
 
 
@@ -60,6 +75,18 @@ def time_limit(switches: Switches, device: torch.device) -> TimeLimit:
 class _Outcome:
     done: Event = attrs.field(factory=Event, init=False)
     problem: BaseException | None = attrs.field(default=None, init=False)
+
+
+def _leave_behind(thread: Thread) -> None:
+    """Ends the thread where it next runs Python. The end of the process waits a moment for that.
+
+    A daemon thread that comes back out of torch's C++ to an interpreter that has ended takes the process with it:
+    `std::terminate`, in place of the exit status (CPython up to 3.13).
+    """
+    if thread.is_alive() and thread.ident is not None:
+        ended = ctypes.py_object(SystemExit)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ended)
+        atexit.register(thread.join, _LAST_SECONDS)
 
 
 def _in_place_of_caller(

@@ -1,4 +1,4 @@
-"""The kernels that write a quantised matrix in 16 bits, exactly, on a CUDA device; reference: the codecs."""
+"""The kernels that write a quantized matrix in 16 bits, exactly, on a CUDA device; reference: the codecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linears on CUDA that widen a quantised weight to 16 bits, exactly, and leave the product to cuBLAS.
+"""Linears on CUDA that widen a quantized weight to 16 bits, exactly, and leave the product to cuBLAS.
 
 The codes (times their block scales) are exact in bfloat16 and float16; what is left of the scale multiplies
 the float32 sums: a scalar as cuBLAS's alpha, one value per row after a float32 product. One scratch matrix per

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,80 @@ def test_where_files_cannot_be_locked_there_are_no_marks(
     run_owner(tmp_path / "a.json", "die")
     monkeypatch.setitem(sys.modules, "fcntl", None)
     assert mark_at(tmp_path / "a.json").take() is None
+
+
+def test_where_marks_cannot_be_written_those_that_are_there_are_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    run_owner(path, "condemn")
+    opened = os.open
+
+    def read_only(name: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(name)
+        return opened(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    written = path.read_text()
+    found = mark_at(path).take()
+    assert found is not None
+    assert found.why.startswith("did not end in time (")
+    path.write_text("")
+    mark = mark_at(path)
+    assert mark.take() is None
+    mark.pending()
+    assert not mark.condemn("did not end in time")
+    assert path.read_text() == "" != written
+    assert mark_at(tmp_path / "missing.json").take() is None
+
+
+def test_a_child_that_was_forked_in_a_test_does_not_keep_its_mark(tmp_path: Path) -> None:
+    mark = mark_at(tmp_path / "a.json")
+    assert mark.take() is None
+    mark.pending()
+    hold, let_go = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(let_go)
+        os.read(hold, 1)
+        os._exit(0)
+    try:
+        mark.release()
+        later = mark_at(tmp_path / "a.json")
+        assert later.take() is None
+        assert later.condemn("did not end in time")
+    finally:
+        os.close(let_go)
+        os.close(hold)
+        os.waitpid(child, 0)
+
+
+def test_what_a_given_up_thread_still_writes_does_not_lift_a_condemnation(tmp_path: Path) -> None:
+    for attempt in range(20):
+        mark = mark_at(tmp_path / f"{attempt}.json")
+        assert mark.take() is None
+        problems: list[BaseException] = []
+        over = threading.Event()
+
+        def compiles(
+            mark: SelfTestMark = mark,
+            problems: list[BaseException] = problems,
+            over: threading.Event = over,
+        ) -> None:
+            try:
+                while not over.is_set():
+                    mark.lift()
+                    mark.pending()
+            except BaseException as problem:
+                problems.append(problem)
+
+        thread = threading.Thread(target=compiles)
+        thread.start()
+        assert mark.condemn("did not end in time")
+        over.set()
+        thread.join()
+        assert problems == []
+        found = mark_at(mark.path).take()
+        assert found is not None
+        assert found.why.startswith("did not end in time")

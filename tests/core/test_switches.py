@@ -7,7 +7,7 @@ import pytest
 
 from vtensors.errors import SwitchError
 from vtensors.records import Switch
-from vtensors.switches import BOOT_SWITCHES, Switches, warn_of_unknown
+from vtensors.switches import BOOT_SWITCHES, Switches, accepted_words, warn_of_unknown
 
 FLAG = Switch(name="VT_FLAG", kind="bool", default="1", summary="A flag.")
 PLACE = Switch(name="VT_PLACE", kind="path", default="", summary="A path.")
@@ -51,6 +51,12 @@ def test_a_bad_flag_is_refused_naming_variable_value_and_accepted_ones(text: str
     assert "VT_FLAG" in message
     assert repr(text) in message
     assert "1, true, yes, on or 0, false, no, off" in message
+
+
+def test_every_word_that_the_documentation_gives_for_a_flag_is_accepted_and_no_other_is_told() -> None:
+    on, off = (words.split(", ") for words in accepted_words(FLAG).split(" or "))
+    assert [read(VT_FLAG=word).flag("VT_FLAG") for word in on] == [True] * 4
+    assert [read(VT_FLAG=word).flag("VT_FLAG") for word in off] == [False] * 4
 
 
 def test_strict_one_means_all_and_zero_means_none() -> None:

@@ -83,6 +83,7 @@ inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned ba
 }
 inline unsigned long long evict_first_policy() { return 0; }
 inline void prefetch_bulk(const void* from, unsigned bytes) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulation::fail("a prefetch of %u bytes from %p", bytes, from);
   // Both ends must be there, as on a device.
   (void)*static_cast<const volatile char*>(from);
   (void)*(static_cast<const volatile char*>(from) + bytes - 1);
@@ -162,7 +163,7 @@ inline void store_remote(unsigned address, float4 v, unsigned barrier) {
 inline void launch_dependents() {}
 inline void wait_for_predecessors() {}
 inline float load_written_float(const float* from) { return *from; }
-inline int load_written_int(const int* from) { return *from; }
+inline int load_hint(const int* from) { return *from; }
 inline void sync_threads_of(unsigned barrier, unsigned threads) {
   emulation::u64 generation;
   emulation::sync_at(barrier, threads, generation);

@@ -258,7 +258,7 @@ def main() -> None:
     after = memory()
     more = {name: after[name] - before[name] for name in before}
     record = {
-        "model": str(args.path),
+        "model": Path(args.path).name,
         "device": torch.cuda.get_device_name(),
         "seconds": args.seconds,
         **dict(sorted(soak.counts.items())),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -116,6 +117,15 @@ def parts(*texts: str) -> list[dict[str, str]]:
 
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 CONCATENATES = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+STRINGS_ONLY = (
+    "{% for m in messages %}{% if m.content is string %}{% set content = m.content %}{% else %}"
+    "{% set content = '' %}{% endif %}{{ '<' + m.role + '>' + content }}{% endfor %}"
+)
+TYPED_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% endfor %}"
+)
 READS_PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content or [] %}[{{ part.text }}]{% endfor %}{% endif %}{{ m.tool_calls }}{% endfor %}"
@@ -161,6 +171,42 @@ def test_a_role_of_its_own_is_a_role_where_the_template_names_it() -> None:
 def test_text_parts_are_joined_for_a_template_that_reads_strings_alone(source: str) -> None:
     assert template(source).render([{"role": "user", "content": parts("a", "b")}]) == "<user>ab"
     assert template(source).render([{"role": "user", "content": [{"text": "a"}]}]) == "<user>a"
+
+
+@pytest.mark.parametrize("texts", [("Hello ", "you"), ("user", ""), ("<think>why</think>so", "a\n")])
+def test_no_template_leaves_out_the_text_of_parts(texts: tuple[str, ...]) -> None:
+    joined = "".join(texts)
+    expected = f"<user>{joined}"
+    # As Qwen3's, for which what is no string is nothing; as Llama 3.2's, for which a part without a type is none.
+    for source in (STRINGS_ONLY, TYPED_PARTS):
+        for content in (parts(*texts), [{"text": text} for text in texts]):
+            assert template(source).render([{"role": "user", "content": content}]) == expected
+
+
+def test_what_a_template_cuts_from_an_answer_does_not_cost_the_question_its_text() -> None:
+    source = STRINGS_ONLY.replace("content }}", "content.split('</think>')[-1] }}")
+    answer = {"role": "assistant", "content": parts("<think>why</think>so")}
+    question = {"role": "user", "content": parts("Hello")}
+    assert template(source).render([question, answer]) == "<user>Hello<assistant>so"
+
+
+def test_parts_and_messages_may_be_any_mapping_and_stay_as_they_are() -> None:
+    content = (MappingProxyType({"text": "a"}), MappingProxyType({"type": "text", "text": "b"}))
+    message = MappingProxyType({"role": "user", "content": content})
+    assert template(CONCATENATES).render([message]) == "<user>ab"
+    assert message["content"] is content
+    assert content[0] == {"text": "a"}
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
+@pytest.mark.parametrize("none", [None, [], {}])
+def test_calls_that_are_none_do_not_cost_a_message_its_content(key: str, none: object) -> None:
+    # As Mistral's, which asks whether there is such a key; and what an OpenAI client dumps.
+    source = "{% for m in messages %}{% if m.KEY is defined %}CALLS{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    answer = {"role": "assistant", "content": "so", key: none}
+    source = source.replace("KEY", key)
+    assert template(source).render([answer]) == "so"
+    assert template(source).render([answer | {key: ["look"]}]) == "CALLS"
 
 
 def test_text_parts_reach_a_template_that_reads_them() -> None:

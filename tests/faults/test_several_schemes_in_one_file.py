@@ -202,7 +202,7 @@ def test_float_4_bit_weights_without_activations_are_weight_only_nvfp4(
 @pytest.mark.fault("B38")
 def test_integer_4_bit_weights_are_refused_by_their_own_name(tmp_path: Path) -> None:
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 16}}
-    with pytest.raises(DeclarationError, match="recognised but not supported") as caught:
+    with pytest.raises(DeclarationError, match="recognized but not supported") as caught:
         write_module(tmp_path, {"weight": torch.ones(32, 64)}, compressed(group_0=group))
     assert "'pack-quantized'" in str(caught.value)
 

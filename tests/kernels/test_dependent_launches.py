@@ -68,3 +68,41 @@ def test_what_its_predecessor_writes_is_not_read_early() -> None:
     copies = [at.start() for at in re.finditer(r"\bact \+", kernel)]
     assert copies
     assert kernel.index("wait_for_predecessors();") < min(copies)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_the_whole_choice_is_read_behind_the_wait_and_from_the_first_level_cache(name: str) -> None:
+    # Every warp of a grid reads it: asked for past that cache, its lines have as much to do as all the weights.
+    text = load_source(name).text
+    found = text[text.index("Item found_item(") : text.index("extern")]
+    assert "chosen[" in found
+    assert "load_early" not in found
+    assert "early = index >= bound || (VT_EPILOGUE == 1 && (grouped != nullptr || m == 1));" in text
+
+
+HINTED = [name for name in DEPENDENT if "prefetch_bulk(" in load_source(name).text.split("__global__")[-1]]
+
+
+def test_hints_before_the_wait_leave_no_old_number_in_the_first_level_cache() -> None:
+    assert HINTED == ["common/gated_delta_decode.cu"]
+    for name in HINTED:
+        kernel = load_source(name).text.split("__global__")[-1]
+        before = kernel[kernel.index("{") : kernel.index("wait_for_predecessors();")]
+        assert set(re.findall(r"(\w+)\((?:slots|positions|pages) \+", before)) == {"load_hint"}
+        assert not re.findall(r"\b(?:slots|positions|pages)\[", before)
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_no_block_leaves_or_writes_before_it_has_waited(name: str) -> None:
+    # Kernels wait for the one before them alone: what came before that is complete only if it has waited itself.
+    kernel = load_source(name).text.split("__global__")[-1]
+    before = kernel[kernel.index("\n{") : kernel.index("wait_for_predecessors();")]
+    assert "return;" not in before
+    assert not re.findall(
+        r"\b(?:out|y|keys|nodes|partials|counters|grouped|history|k_pages|parts)\[[^]]*\] =", before
+    )
+    if name in FOLLOWED:
+        leaving = kernel[: kernel.index("return;")]
+        assert leaving.rindex("if (early) wait_for_predecessors();") > leaving.rindex(
+            "item.expert >= experts"
+        )

@@ -20,6 +20,7 @@ from gated_delta_cases import (
     ring_in_order,
 )
 from vtensors.errors import RequestError, VtensorsError
+from vtensors_kernels.compiling.sources import Source, load_source
 from vtensors_kernels.steps import gated_delta_net
 from vtensors_kernels.steps.gated_delta_form import FormLaunch
 from vtensors_kernels.steps.gated_delta_net import Arguments, GatedDeltaNetKernel
@@ -39,7 +40,7 @@ class EmulatedLaunches:
         assert self.known[form.function] == form.defines
         self.seed += 1
         emulate(
-            form.source,
+            self.source(form),
             form.function,
             dict(form.defines),
             form.grid,
@@ -47,6 +48,10 @@ class EmulatedLaunches:
             list(arguments),
             seed=self.seed,
         )
+
+    def source(self, form: FormLaunch) -> Source:
+        """What is run."""
+        return load_source(form.source)
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +169,25 @@ def test_rows_do_not_depend_on_their_neighbours_and_padding_is_harmless() -> Non
         out = kernel.decode(*batch.all(), *moved, slots, positions)
         assert torch.equal(out[[2, 4, 1]], torch.cat(rows))
         assert same((moved[0][:3], moved[1][:3]), (alone[0][:3], alone[1][:3]))
+
+
+@pytest.mark.parametrize("hint", ["-1", "2", "1 << 24", "-2147483647"])
+def test_a_slot_number_that_is_not_written_yet_asks_for_no_memory_outside(
+    hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hinted(EmulatedLaunches):
+        def source(self, form: FormLaunch) -> Source:
+            own = load_source(form.source)
+            text = own.text.replace("load_hint(slots + row)", f"({hint})")
+            assert text != own.text
+            return Source(name=own.name, text=text)
+
+    inputs, wanted = make_inputs(make_kernel(), 2), dirty_slots(make_kernel(), 2)
+    out = decoded(make_kernel(), inputs, wanted, slot=1)
+    monkeypatch.setattr(gated_delta_net, "DeviceLaunches", Hinted)
+    state = dirty_slots(make_kernel(), 2)
+    assert torch.equal(decoded(make_kernel(), inputs, state, slot=1), out)
+    assert same(state, wanted)
 
 
 def test_a_slot_used_again_is_as_a_fresh_one() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.architectures import COMPILED, PORTABLE, SHARED_KIB
 from vtensors_kernels.compiling.sources import load_source
+from vtensors_kernels.fp8.packed import Scales
+from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.nvfp4.stream_form import (
     MAX_TOKENS,
     StreamForm,
@@ -74,6 +76,20 @@ def test_every_shape_has_a_form_that_fits_for_every_number_of_tokens_served(
 ) -> None:
     for m in range(1, serves(k, target) + 1):
         _check(choose_form(n, k, m, _sms(target), target), n, k, m, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "block_bytes", sorted({FORMAT.block_bytes, *(one.format.block_bytes for one in Scales)})
+)
+def test_the_longest_rows_have_a_form_for_every_number_of_tokens_served(
+    block_bytes: int, target: str
+) -> None:
+    for k in (39_424, 45_056, 53_248, 65_536, 80_896, 87_040):
+        most = serves(k, target, block_bytes)
+        assert most or target != "sm_90a" or k > 80_896
+        for m in range(1, most + 1):
+            assert choose_form(16384, k, m, _sms(target), target, block_bytes).token_tiles * 8 >= m
 
 
 @given(

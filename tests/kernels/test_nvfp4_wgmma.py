@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
 from vtensors_kernels.nvfp4.warpgroup_form import SHARED_BYTES
+from vtensors_kernels.nvfp4.wgmma import WgmmaLinear
 from vtensors_kernels.nvfp4.wgmma_form import (
     RINGS,
     WIDTHS,
@@ -187,3 +189,26 @@ def test_a_width_is_the_narrowest_that_holds_the_tokens() -> None:
     for tokens in (0, 65):
         with pytest.raises(RequestError, match="tokens"):
             width_of(tokens)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        torch.empty(4, 16, dtype=torch.bfloat16),
+        torch.empty(3, 32, dtype=torch.bfloat16),
+        torch.empty(4, 32, dtype=torch.float16),
+        torch.empty(32, 4, dtype=torch.bfloat16).t(),
+    ],
+)
+def test_an_output_of_another_shape_dtype_or_order_is_not_written(out: Tensor) -> None:
+    linear, written = object.__new__(WgmmaLinear), []
+    linear.packed = SimpleNamespace(shape=(32, 64))  # type: ignore[assignment]
+    linear.dtype, linear.out_features, linear.workspace = torch.bfloat16, 32, None  # type: ignore[assignment]
+    linear._adds = True
+    width = SimpleNamespace(run=lambda x, residual, out, workspace: written.append(out))
+    linear._by_tokens = [width] * 5  # type: ignore[list-item]
+    x, residual = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(4, 32, dtype=torch.bfloat16)
+    with pytest.raises(RequestError, match="the output does not fit"):
+        linear.run(x, out, residual)
+    linear.run(x, torch.empty(4, 32, dtype=torch.bfloat16), residual)
+    assert len(written) == 1

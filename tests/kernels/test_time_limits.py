@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +21,28 @@ from vtensors_kernels.self_tests import verdicts_for
 from vtensors_kernels.time_limits import TimeLimit
 
 CPU = torch.device("cpu")
+# A process whose test goes on in torch when it is given up, or interrupted by the user.
+LEAVER = """
+import os, signal, sys, threading, torch
+from vtensors.errors import DeviceError
+from vtensors.self_test_runs import require_end
+from vtensors_kernels.time_limits import TimeLimit
+
+def endless():
+    x = torch.ones(500, 500)
+    while True:
+        x = (x @ x).clamp(-1, 1)
+
+how, seconds = sys.argv[1], 0.2
+if how == "interrupt":
+    seconds = 60.0
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    require_end(TimeLimit(seconds=seconds, device=torch.device("cpu")), endless, "the norm kernel")
+except (DeviceError, KeyboardInterrupt) as problem:
+    print(type(problem).__name__, flush=True)
+    sys.exit(7)
+"""
 CHECKPOINT = Path(__file__).parents[1] / "data" / "llama-llmcompressor-nvfp4a16"
 
 
@@ -66,6 +90,29 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
         device.end()
 
 
+@pytest.mark.parametrize(("how", "told"), [("limit", "DeviceError"), ("interrupt", "KeyboardInterrupt")])
+def test_a_process_that_left_a_test_behind_ends_with_its_own_status(how: str, told: str) -> None:
+    command = [sys.executable, "-c", LEAVER, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == (f"{told}\n", 7), done.stderr
+
+
+def test_a_test_that_is_given_up_ends_where_it_next_runs_python() -> None:
+    begun = threading.Event()
+
+    def endless() -> None:
+        begun.set()
+        while True:
+            time.sleep(0.01)
+
+    before = set(threading.enumerate())
+    assert not run(endless, 0.1)
+    assert begun.is_set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_what_is_compiled_does_not_count() -> None:
     def compiles() -> None:
         with preparing(), preparing():
@@ -73,6 +120,50 @@ def test_what_is_compiled_does_not_count() -> None:
 
     assert run(compiles)
     assert not run(lambda: time.sleep(0.5))
+
+
+def test_what_a_test_within_a_test_compiles_does_not_count_for_either(tmp_path: Path) -> None:
+    mark = SelfTestMark(path=tmp_path / "a.json", key="{}")
+    assert mark.take() is None
+    outer, texts = RunningTest(mark=mark), []
+
+    def compiles() -> None:
+        with preparing():
+            texts.append(mark.path.read_text())
+            time.sleep(0.5)
+
+    with outer.going_on():
+        assert TimeLimit(seconds=0.2, device=CPU)(lambda: print(run(compiles)), outer)
+        texts.append(mark.path.read_text())
+    assert ["pending" in text for text in texts] == [False, True]
+
+
+def test_no_thread_of_a_test_compiles_under_a_mark_that_another_is_about_to_lift(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = SelfTestMark(path=tmp_path / "a.json", key="{}")
+    assert mark.take() is None
+    running, texts, first = RunningTest(mark=mark), [], threading.Event()
+    lift = SelfTestMark.lift
+
+    def slowly(self: SelfTestMark) -> None:
+        first.set()
+        time.sleep(0.2)
+        lift(self)
+
+    def compiles() -> None:
+        with running.pause():
+            texts.append(mark.path.read_text())
+
+    monkeypatch.setattr(SelfTestMark, "lift", slowly)
+    with running.going_on():
+        thread = threading.Thread(target=compiles)
+        thread.start()
+        assert first.wait(10)
+        compiles()
+        thread.join()
+        assert "pending" in mark.path.read_text()
+    assert texts == ["", ""]
 
 
 def test_what_a_test_raises_reaches_the_caller_as_it_is() -> None:

@@ -237,6 +237,7 @@ def test_one_that_claims_everything_is_contained_and_both_claimants_are_named(
     )
     assert "ClaimError" in result.stdout
     for words in (
+        "more than one convention reads this module",
         "'modelopt' (vtensors)",
         "'everything' (vtensors-claims-everything)",
         "VT_PREFER",

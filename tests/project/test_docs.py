@@ -114,6 +114,18 @@ def test_a_stale_page_is_named_by_check_and_rewritten_without_it(
     assert generated.main(["--check"], tmp_path) == 0
 
 
+@pytest.mark.parametrize(("word", "status"), [("--help", 0), ("--chek", 2)])
+def test_the_help_of_update_kernels_needs_no_compiler(
+    word: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = _script("update_kernels")
+    monkeypatch.setattr(script, "find_toolkit", lambda: pytest.fail("a compiler was looked for"))
+    with pytest.raises(SystemExit) as ended:
+        script.main([word])
+    assert ended.value.code == status
+    assert "--check" in "".join(capsys.readouterr())
+
+
 def test_every_shape_letter_has_its_row() -> None:
     page = (REPOSITORY / "docs" / "structure.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([A-Z]+) \|", page, re.MULTILINE)

@@ -191,7 +191,7 @@ def _refuse_repeats(units: list[Unit]) -> None:
 
 def _unquantized(checkpoint: Checkpoint, units: list[Unit]) -> dict[str, tuple[int, ...]]:
     """The plain modules of which a declaration must speak, a head that the file shares with the embeddings too:
-    engines build it as a linear layer, and would quantise it by class."""
+    engines build it as a linear layer, and would quantize it by class."""
     found = {u.name: u.tensors[0].shape for u in units if u.weight is None and u.linear}
     embeddings = next((u for u in units if u.name.endswith("embed_tokens")), None)
     if embeddings is not None and not any(u.name.rpartition(".")[2] == _HEAD for u in units):

@@ -18,7 +18,7 @@ from vtensors.shard_files import INDEX_NAME, SUFFIX
 _CHUNK = 8 << 20
 # Weights in other containers: they are not what is converted, and would contradict the output.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".onnx", ".h5", ".msgpack")
-# Says how the source was quantised, in llm-compressor's words.
+# Says how the source was quantized, in llm-compressor's words.
 _RECIPE = "recipe.yaml"
 
 

@@ -47,7 +47,7 @@ class KernelSpec:
     """Code that computes one op on some schemes on some devices.
 
     op: a name from the documented op list. schemes: scheme names, or `("*",)` for anything that can
-    dequantise. targets: `cpu`, `portable` (any device), `cuda`, `sm_90a` (exactly), `sm_120f` (the family of
+    dequantize. targets: `cpu`, `portable` (any device), `cuda`, `sm_90a` (exactly), `sm_120f` (the family of
     that major version), ... numerics: `reference`, `bitwise` or a tolerance in words.
     refuse: request -> reason why not, or None.
     layout: the prepared form that the kernel reads; `stored` is the Weight itself. Kernels of one layout share

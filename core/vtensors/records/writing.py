@@ -61,8 +61,8 @@ class OutputTensor:
 class WrittenCheckpoint:
     """What the configuration files must describe.
 
-    config: config.json of the source without its quantisation blocks.
-    weights: every quantised module as it was spelled. unquantized: name -> shape of the others that hold a
+    config: config.json of the source without its quantization blocks.
+    weights: every quantized module as it was spelled. unquantized: name -> shape of the others that hold a
     `weight` of two dimensions or more, so may be linear layers. kv_cache: declared algorithm of the KV cache,
     such as `FP8`. version: of this program.
     """
@@ -78,7 +78,7 @@ class WrittenCheckpoint:
 class ConventionWriter:
     """How a convention is written; makes it a target of `convert` and `quantize`.
 
-    schemes: quantised schemes that it can hold.
+    schemes: quantized schemes that it can hold.
     spell: the tensors of one weight. Raises RequestError, naming field and module, for what the convention
     cannot express; it is asked about every module before any work begins.
     configure: file name -> JSON object for every file that the convention decides (config.json always); a

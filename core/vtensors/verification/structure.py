@@ -72,7 +72,7 @@ def _unclaimed(checkpoint: Checkpoint, lost: set[str], *, quiet: bool) -> Iterat
 
 def _unclaimed_code(unclaimed: Unclaimed) -> str:
     tensors = unclaimed.group.tensors
-    if any(name == "claimed twice" for name, _ in unclaimed.reasons):
+    if unclaimed.contested:
         return "claimed-twice"
     is_fp8 = any(info.dtype.startswith(("F8_E4M3", "F8_E5M2")) for info in tensors.values())
     if is_fp8 and not any("scale" in suffix for suffix in tensors):

@@ -1,4 +1,4 @@
-"""Rows of a quantised embedding, gathered and dequantised by one kernel; reference: `reference/embedding.py`."""
+"""Rows of a quantized embedding, gathered and dequantized by one kernel; reference: `reference/embedding.py`."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class StreamArgmax:
         return ids
 
     def empty_keys(self, m: int) -> Tensor:
-        """Memory for the keys of m tokens of one launch, not initialised."""
+        """Memory for the keys of m tokens of one launch, not initialized."""
         return torch.empty(m, self._stream.keys(m), dtype=torch.int64, device=self._stream.device)
 
     def run(self, x: Tensor, keys: Tensor, ids: Tensor) -> None:

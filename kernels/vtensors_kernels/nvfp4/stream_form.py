@@ -215,13 +215,15 @@ def form_of(
 
 @lru_cache(maxsize=512)
 def serves(k: int, target: str, block_bytes: int = BLOCK_BYTES) -> int:
-    """The most tokens of one launch for K columns, 0..32; 0: not even one fits beside the weights' rings."""
-    found = 0
+    """The most tokens of one launch for K columns, 0..32; 0: not even one fits beside the weights' rings.
+
+    Fewer fit as well. Of more some may: the widest cluster, in which a block has least of x, is for 9 tokens and more.
+    """
     for m in range(1, MAX_TOKENS + 1):
         rules = _fallbacks(m, target)
-        if any(form_of(rule, 16, k, m, 1, target, block_bytes) is not None for rule in rules):
-            found = m
-    return found
+        if all(form_of(rule, 16, k, m, 1, target, block_bytes) is None for rule in rules):
+            return m - 1
+    return MAX_TOKENS
 
 
 def rules_of(target: str) -> tuple[Rule, ...]:

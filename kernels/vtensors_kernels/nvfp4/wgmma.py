@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.nvfp4.activations import dtype_defines, residual_for
+from vtensors_kernels.nvfp4.activations import dtype_defines, output_for, residual_for
 from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
 from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm, choose_form, width_of
 from vtensors_kernels.nvfp4.wgmma_launches import (
@@ -118,10 +118,13 @@ class WgmmaLinear:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x: [M, K] of the dtype; residual: [M, N] for linear_add. [M, N], or [M, N / 2] for linear_swiglu."""
-        return self.run(x, x.new_empty(x.shape[0], self.out_features), residual)
+        return self._into(x, x.new_empty(x.shape[0], self.out_features), residual)
 
     def run(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same into `out`, contiguous; on torch's current stream."""
+        return self._into(x, output_for(x, (x.shape[0], self.out_features), self.dtype, out), residual)
+
+    def _into(self, x: Tensor, out: Tensor, residual: Tensor | None) -> Tensor:
         m = x.shape[0]
         width = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
         k = self.packed.shape[1]

@@ -1,4 +1,4 @@
-"""The choice of experts: softmax over all, the k largest, ties to the lowest index, weights renormalised."""
+"""The choice of experts: softmax over all, the k largest, ties to the lowest index, weights renormalized."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def kept_masses(logits: Tensor, settings: Tensor) -> Tensor:
     logits: [V], the largest finite. settings: [5] float64, see `SETTINGS`; top_k 0, top_p 1 and min_p 0 are off,
     and top_p is above 0.
     A score is (logit - largest) / temperature, rounded as float32 rounds 1 + score; equal ones are in the order of ids.
-    top_k, top_p and min_p work one after the other on what the one before has left, renormalised.
+    top_k, top_p and min_p work one after the other on what the one before has left, renormalized.
     """
     temperature, top_k, top_p, min_p, _ = settings.tolist()
     wide = logits.to(torch.float32)

@@ -129,7 +129,8 @@ class GatedDeltaNetKernel:
             own = self.weights
             inputs = (qkv, z, b, a, own.conv, own.decay, own.dt_bias, own.norm, history, memory)
             strides = (qkv.stride(0), z.stride(0), b.stride(0), a.stride(0))
-            arguments = (*inputs, slots, positions, out, *strides, self.form.key_heads, own.eps)
+            numbers = (self.form.key_heads, memory.shape[0], own.eps)
+            arguments = (*inputs, slots, positions, out, *strides, *numbers)
             self.launch(self.form.decode(rows), arguments)
         return out
 

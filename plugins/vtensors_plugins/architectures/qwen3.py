@@ -1,4 +1,4 @@
-"""Qwen3, dense: attention with normalised queries and keys."""
+"""Qwen3, dense: attention with normalized queries and keys."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def vtensors_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="qwen3",
-            summary="Qwen3 dense decoder with normalised queries and keys",
+            summary="Qwen3 dense decoder with normalized queries and keys",
             model_types=MODEL_TYPES,
             matches=family_matcher(MODEL_TYPES, ("Qwen3ForCausalLM",)),
             plan=plan,

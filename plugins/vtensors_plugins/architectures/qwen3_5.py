@@ -76,7 +76,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _moe(fields: Fields) -> MoeConfig:
-    # The weights of the chosen experts are always renormalised; every layer is sparse.
+    # The weights of the chosen experts are always renormalized; every layer is sparse.
     fields.only("norm_topk_prob", True)
     fields.only("mlp_only_layers", [], None)
     experts = fields.whole("num_experts", at_most=MAX_EXPERTS // fields.layers())

@@ -46,4 +46,4 @@ def _multiplier(weight: NVFP4Weight | FP8Weight) -> float:
     if weight.global_scale is not None:
         return float(weight.global_scale.min()) if weight.global_scale.numel() else 0.0
     divisor = weight.global_divisor
-    return 0.0 if divisor is None or not divisor.numel() else 1.0 / float(divisor.max())
+    return 0.0 if divisor is None or not divisor.numel() else float(divisor.max().reciprocal())

@@ -66,9 +66,9 @@ def command(
 
 
 def _assignments(checkpoint: Checkpoint, target: Target, scheme: str | None) -> dict[str, Assignment]:
-    """module -> its new scheme, for the quantised modules; empty where each keeps its own.
+    """module -> its new scheme, for the quantized modules; empty where each keeps its own.
 
-    Raises RequestError for a scheme where nothing is quantised: what to quantise is for a recipe to say.
+    Raises RequestError for a scheme where nothing is quantized: what to quantize is for a recipe to say.
     """
     if scheme is None:
         return {}

@@ -25,7 +25,7 @@ _OP_NAMES = tuple(op.name for op in OPS)
 MODELLED_FOR = "an H200"
 # Of a kernel that nothing holds against the reference before it is used.
 UNTESTED = "not self-tested"
-# Stands for "anything that dequantises".
+# Stands for "anything that dequantizes".
 _ANY_SCHEME = "bf16"
 
 

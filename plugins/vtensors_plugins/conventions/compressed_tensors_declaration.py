@@ -45,10 +45,10 @@ def declare(configs: ConfigFiles) -> Declaration | None:
     _refuse_extras(values, where)
     groups = values.get("config_groups")
     if groups in (None, {}) and values.get("format") == "dense":
-        groups = {}  # only the KV cache is quantised
+        groups = {}  # only the KV cache is quantized
     elif not isinstance(groups, Mapping) or not groups:
         raise DeclarationError(
-            "no config_groups: what is quantised cannot be known",
+            "no config_groups: what is quantized cannot be known",
             file=where,
             seen=f"format {values.get('format')!r}, config_groups {groups!r}",
             accepted="config_groups: {group_0: {targets: [...], weights: {...}}}",
@@ -174,9 +174,9 @@ def _infer(weights: Mapping[str, Any], activations: Any, where: str) -> str:
 
 def _scheme(algorithm: str, weights: Mapping[str, Any], activations: Any, where: str) -> DeclaredScheme:
     if algorithm not in SUPPORTED_FORMATS:
-        recognised = "recognised but not supported" if algorithm in OTHER_FORMATS else "unknown"
+        recognized = "recognized but not supported" if algorithm in OTHER_FORMATS else "unknown"
         raise DeclarationError(
-            f"the format is {recognised}",
+            f"the format is {recognized}",
             file=where,
             seen=repr(algorithm),
             accepted=", ".join(SUPPORTED_FORMATS),

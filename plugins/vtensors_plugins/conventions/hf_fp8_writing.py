@@ -50,7 +50,7 @@ def configure(written: WrittenCheckpoint) -> Mapping[str, Mapping[str, Any] | No
         kind = (other.scheme, _block(other), _scheme(other))
         if kind != (first.scheme, _block(first), _scheme(first)):
             raise RequestError(
-                f"{_NAME} has one scheme for all quantised modules",
+                f"{_NAME} has one scheme for all quantized modules",
                 tensor=other.module,
                 seen=f"{other.scheme} {other.activations}, and {first.scheme} {first.activations} of "
                 f"'{first.module}'",

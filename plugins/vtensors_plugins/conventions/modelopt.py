@@ -65,7 +65,7 @@ def _require_group(claim: Claim, found: int) -> None:
 
 
 def _activation(claim: Claim, roles: dict[str, Tensor]) -> ActivationQuantizer | None:
-    """The quantiser for the layer's input, as the algorithm declares it; whether it runs is decided later.
+    """The quantizer for the layer's input, as the algorithm declares it; whether it runs is decided later.
 
     An NVFP4 module keeps its input_scale even where W4A16 is declared, so that W4A4 can be compared.
     """

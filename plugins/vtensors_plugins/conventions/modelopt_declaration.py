@@ -95,7 +95,7 @@ class _Resolver:
             self._family(self.default, "quant_algo")
 
     def scheme_of(self, module: str) -> DeclaredScheme | None:
-        """The declared scheme; unlisted in MIXED_PRECISION means unquantised."""
+        """The declared scheme; unlisted in MIXED_PRECISION means unquantized."""
         if self.layers:
             for spelling in fused_spellings(module):
                 entry = self.layers.get(spelling)
@@ -146,9 +146,9 @@ class _Resolver:
             return "unquantized", "16bit"
         family = ALGORITHMS.get(str(algorithm).lower())
         if family is None:
-            recognised = str(algorithm).lower() in UNSUPPORTED
+            recognized = str(algorithm).lower() in UNSUPPORTED
             raise DeclarationError(
-                f"{key}: quant_algo is {'recognised but not supported' if recognised else 'unknown'}",
+                f"{key}: quant_algo is {'recognized but not supported' if recognized else 'unknown'}",
                 file=self.where,
                 seen=repr(algorithm),
                 accepted=", ".join([*(name.upper() for name in ALGORITHMS), "MIXED_PRECISION", "null"]),

@@ -1,4 +1,4 @@
-"""Unquantised tensors: BF16, F16 and F32 weights of any rank, stacked experts, bare parameters."""
+"""Unquantized tensors: BF16, F16 and F32 weights of any rank, stacked experts, bare parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SOURCE = "safetensors 0.8 dtypes; transformers 5.24 state dicts"
 SCHEMES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
-# Names that only quantised modules have; a plain weight beside one of them is not plain.
+# Names that only quantized modules have; a plain weight beside one of them is not plain.
 QUANTISED_SUFFIX = re.compile(
     r"(^|_)(scale|scales|scale_inv|scale_2|scale_ub|zero_point|zeros|packed|qweight|qzeros|g_idx|absmax"
     r"|quant_map|blocks|svdquant_lora_[ab]|weight_shape)$|quant_state|nested_"
@@ -61,7 +61,7 @@ _BY_DTYPE = {
 
 
 def declare(configs: ConfigFiles) -> Declaration | None:
-    """Says nothing of any module: unquantised weights need no declaration."""
+    """Says nothing of any module: unquantized weights need no declaration."""
     return Declaration(convention="plain", scheme_of=lambda module: None, summary="")
 
 
@@ -86,7 +86,7 @@ def _claim_group(group: TensorGroup) -> Iterator[Claim | Refusal]:
     companions = [suffix for suffix in tensors if _is_companion(suffix)]
     others = {suffix: info.dtype for suffix, info in tensors.items() if info.dtype not in SCHEMES}
     if companions:
-        yield Refusal(module=group.module, reason=_quantised_reason(group, companions))
+        yield Refusal(module=group.module, reason=_quantized_reason(group, companions))
         return
     if others:
         yield Refusal(module=group.module, reason=_dtype_reason(others))
@@ -143,7 +143,7 @@ def _bare(info: TensorInfo) -> Claim:
     )
 
 
-def _quantised_reason(group: TensorGroup, companions: list[str]) -> str:
+def _quantized_reason(group: TensorGroup, companions: list[str]) -> str:
     weight = group.tensors.get("weight")
     if weight is None:
         return f"'{companions[0]}' without the weight that it belongs to"

@@ -1,4 +1,4 @@
-"""Writing plain checkpoints: nothing is declared, because nothing is quantised."""
+"""Writing plain checkpoints: nothing is declared, because nothing is quantized."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vtensors.records import ConventionWriter, OutputTensor, WeightToWrite, Writ
 
 
 def spell(weight: WeightToWrite) -> tuple[OutputTensor, ...]:
-    """Never asked with success: a quantised weight is not plain. Raises RequestError."""
+    """Never asked with success: a quantized weight is not plain. Raises RequestError."""
     raise RequestError(
-        "a quantised weight is not plain",
+        "a quantized weight is not plain",
         tensor=weight.module,
         seen=weight.scheme,
         fix="--to plain:bf16 makes float values of it",
@@ -21,7 +21,7 @@ def spell(weight: WeightToWrite) -> tuple[OutputTensor, ...]:
 
 
 def configure(written: WrittenCheckpoint) -> Mapping[str, Mapping[str, Any] | None]:
-    """config.json without quantisation blocks; no hf_quant_config.json."""
+    """config.json without quantization blocks; no hf_quant_config.json."""
     return {CONFIG: written.config, HF_QUANT: None}
 
 

@@ -1,4 +1,4 @@
-"""Conventions that are recognised and refused by name, so that nobody takes them for something else."""
+"""Conventions that are recognized and refused by name, so that nobody takes them for something else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def declare(configs: ConfigFiles) -> Declaration | None:
         method = block.quant_method
         if method in METHODS:
             raise DeclarationError(
-                f"{METHODS[method]} is recognised but not supported",
+                f"{METHODS[method]} is recognized but not supported",
                 file=block.where,
                 seen=f"quant_method {block.values['quant_method']!r}",
                 accepted="modelopt, compressed-tensors, fp8, or no quantization_config",
@@ -76,7 +76,7 @@ def claim(request: ClaimRequest) -> list[Claim | Refusal]:
     for group in request.groups:
         known = next((SIGNATURES[suffix] for suffix in group.tensors if suffix in SIGNATURES), None)
         if known is not None:
-            reason = f"looks like {known}, which is recognised but not supported; a plugin can add it"
+            reason = f"looks like {known}, which is recognized but not supported; a plugin can add it"
             answers.append(Refusal(module=group.module, reason=reason))
     return answers
 
@@ -94,7 +94,7 @@ def read(claim: Claim, source: TensorSource) -> Weight:
 
 CONVENTION = Convention(
     name="unsupported",
-    summary="Recognises GPTQ, AWQ, bitsandbytes, GGUF, MXFP4 and others, and refuses them by name.",
+    summary="Recognizes GPTQ, AWQ, bitsandbytes, GGUF, MXFP4 and others, and refuses them by name.",
     forms=(),
     declare=declare,
     read=read,

@@ -1,1 +1,1 @@
-"""What to quantise, how, and under which scheme: recipes."""
+"""What to quantize, how, and under which scheme: recipes."""

@@ -56,7 +56,7 @@ class Assigned:
 def assign(checkpoint: Checkpoint, recipe: Recipe, target: Target, options: QuantizeOptions) -> Assigned:
     """The assignments of a recipe.
 
-    Raises RequestError for a module that is quantised already, for shapes that the scheme cannot take (all of
+    Raises RequestError for a module that is quantized already, for shapes that the scheme cannot take (all of
     them counted, the first named with the rule) unless `skip`, and for a recipe that names no module.
     """
     rules, ignored = recipe.entries(), recipe.ignored()

@@ -44,6 +44,7 @@ extern "C" __global__ __launch_bounds__(kThreads, kThreads <= 256 ? 2 : 1) void 
     long long b_stride,
     long long a_stride,
     int key_heads,
+    int all_slots,                     // of history and memory
     float eps)
 {
   alignas(16) __shared__ float mixed[kChannels];  // q, k, v
@@ -72,9 +73,11 @@ extern "C" __global__ __launch_bounds__(kThreads, kThreads <= 256 ? 2 : 1) void 
   const float rate = loaded(rates[head]), bias = loaded(biases[head]);
 #if VT_HAS_BULK_COPY
   // The state of the row's slot is on its way already; should the slot be an older one still, nothing but time is lost.
-  if (thread == 0)
-    prefetch_bulk(memory + (load_written_int(slots + row) * static_cast<long long>(heads) + head) * (kKey * kValue),
-                  kKey * kValue * 4);
+  if (thread == 0) {
+    const int likely = load_hint(slots + row);
+    if (static_cast<unsigned>(likely) < static_cast<unsigned>(all_slots))
+      prefetch_bulk(memory + (static_cast<long long>(likely) * heads + head) * (kKey * kValue), kKey * kValue * 4);
+  }
 #endif
 
   wait_for_predecessors();

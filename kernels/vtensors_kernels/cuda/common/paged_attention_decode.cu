@@ -81,18 +81,6 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   float q_gains[kMostOfLane], k_gains[kMostOfLane];
   load_gain(q_gains, q_gain, kDim, lane);
   load_gain(k_gains, is_key ? k_gain : nullptr, kDim, lane);
-#if VT_HAS_BULK_COPY
-  // The block's first page is on its way already; should position or page be older ones still, only time is lost.
-  if (threadIdx.x == 0) {
-    const Splits early = splits_of(load_written_int(positions + row) + 1, fine);
-    const int at = static_cast<int>(blockIdx.x) * early.pages;
-    if (at < early.all_pages) {
-      const long long first = static_cast<long long>(load_written_int(pages + at)) * kv_heads + kv_head;
-      prefetch_bulk(k_pages + first * (kPageTokens * kRowBytes), kPageTokens * kRowBytes);
-      prefetch_bulk(v_pages + first * (kPageTokens * kRowBytes), kPageTokens * kRowBytes);
-    }
-  }
-#endif
   wait_for_predecessors();
 
   // What is read is on its way before any of it is used, so that few loads wait for others: the page is the block's

@@ -36,12 +36,13 @@ __device__ __forceinline__ Item lone_item(const int* chosen, int pair) {
 }
 
 // All pairs of the expert of a pair, in order, into this warp's list: where that pair is the first of them. Warps of a
-// block find the same.
+// block find the same. Not to be called before the wait: every warp of a grid reads the whole choice, which the
+// first-level cache must answer, or a few lines of the second-level one have as much to do as all the weights.
 __device__ __forceinline__ Item found_item(const int* chosen, int pair, int pairs, unsigned short* list, int lane) {
-  const int expert = load_early(chosen + pair), words = (pairs + 31) / 32;
+  const int expert = chosen[pair], words = (pairs + 31) / 32;
   int others[kMostPairs / 32];
 #pragma unroll
-  for (int j = 0; j < kMostPairs / 32; ++j) others[j] = 32 * j + lane < pairs ? load_early(chosen + 32 * j + lane) : -1;
+  for (int j = 0; j < kMostPairs / 32; ++j) others[j] = 32 * j + lane < pairs ? chosen[32 * j + lane] : -1;
   int count = 0, first = pairs;
 #pragma unroll
   for (int j = 0; j < kMostPairs / 32; ++j) {

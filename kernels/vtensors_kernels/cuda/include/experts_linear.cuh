@@ -16,8 +16,9 @@
 // (kSegments * kTokenTiles * 512 + 64) bytes. x and out 16-byte aligned. Arch: sm_80 and newer.
 //
 // Its dependents are launched after its own wait, so that what came before this kernel (the choice of experts above
-// all) is there when they start: epilogue 1, which is a dependent of epilogue 0, finds its experts and asks for weights
-// before it waits for x. Epilogue 0 does so for the shared expert, whose place is no choice.
+// all) is there when they start: epilogue 1, which is a dependent of epilogue 0, asks for weights before it waits for x
+// wherever a block need not look through the choice for its expert. Epilogue 0 does so for the shared expert, whose
+// place is no choice.
 
 #include "include/experts_stream.cuh"
 
@@ -41,8 +42,8 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION
     const unsigned char* __restrict__ blocks,  // [all experts' row tiles, ceil(K / 128), kBlockBytes]
     const float* __restrict__ row_scale,       // [16 * all experts' row tiles]
     const unsigned short* x,                   // [M or pairs, K] bf16 or f16; as ptx.cuh says of what kernels write
-    const int* chosen,                         // [M, top] experts; with epilogue 1 read early (experts_early_ptx.cuh)
-    const int* grouped,                        // of group_experts, likewise, or null
+    const int* chosen,                         // [M, top] experts; of a token alone read early (experts_early_ptx.cuh)
+    const int* grouped,                        // of group_experts, read early, or null
     void* __restrict__ out,                    // [pairs, N / 2] bf16 or f16, or [pairs, N] float32
     int m, int top,
     int experts,                               // without the shared one
@@ -54,7 +55,7 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void VT_FUNCTION
   __shared__ unsigned short lists[kWarps][kMostPairs];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, c = lane & 3;
   const int index = static_cast<int>(blockIdx.y), pairs = m * top;
-  const bool early = VT_EPILOGUE == 1 || index >= bound;
+  const bool early = index >= bound || (VT_EPILOGUE == 1 && (grouped != nullptr || m == 1));
   const auto wait = [] {
     wait_for_predecessors();
     launch_dependents();

@@ -208,9 +208,11 @@ __device__ __forceinline__ float load_written_float(const float* from) {
   return v;
 }
 
-__device__ __forceinline__ int load_written_int(const int* from) {
+// A number that an earlier kernel may yet write, for a hint before the wait: any number, if its tensor is new. It is
+// asked for past the first-level cache, where an old one would be in the way of what is read behind the wait.
+__device__ __forceinline__ int load_hint(const int* from) {
   int v;
-  asm volatile("ld.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
 

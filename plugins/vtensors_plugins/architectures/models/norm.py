@@ -14,7 +14,7 @@ from vtensors_kernels.reference.rms_norm import rms_norm
 BindNorm = Callable[[Tensor, float], Callable[[Tensor], Tensor]]
 """gain [D] float32, eps -> the norm of x [..., D]."""
 _log = logging.getLogger("vtensors")
-# Trained zero-centred weights scatter around 0; plain gains around 1.
+# Trained zero-centered weights scatter around 0; plain gains around 1.
 _LOOKS_PLAIN = (0.9, 1.1)
 
 
@@ -48,7 +48,7 @@ class RMSNorm:
 
 
 def warn_of_plain_gains(weights: Sequence[Tensor]) -> None:
-    """Says so where zero-centred norms look as if 1 had been added to them already: their gain would be 2.
+    """Says so where zero-centered norms look as if 1 had been added to them already: their gain would be 2.
 
     weights: [D] float32 each; without data (on the `meta` device) nothing is said. The median of their means
     decides, so that a few odd layers do not.

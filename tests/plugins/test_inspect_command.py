@@ -83,7 +83,9 @@ def test_json_counts_modules_tensors_and_bytes_of_the_file(run: Run) -> None:
     assert report["total_bytes"] == sum(len(tensor.data) for tensor in stored.tensors.values())
 
 
-def test_json_of_a_contradiction_says_where_what_and_what_was_followed(run: Run, tmp_path: Path) -> None:
+def test_json_of_a_contradiction_says_where_what_and_what_was_followed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "contradicts"
     shutil.copytree(NVFP4, folder)
     path = folder / "hf_quant_config.json"
@@ -98,6 +100,8 @@ def test_json_of_a_contradiction_says_where_what_and_what_was_followed(run: Run,
     assert status == 0
     for word in ("conflict", "says", "against", "followed"):
         assert word in out
+    monkeypatch.setenv("VT_STRICT", "conflicts")
+    assert run(folder)[0] == 1
 
 
 def test_an_unclaimed_tensor_is_a_finding_that_is_named(run: Run, surplus: Path) -> None:
@@ -159,7 +163,9 @@ def test_module_explains_tensors_evidence_declared_and_executed(run: Run) -> Non
 
 
 def test_module_tells_of_an_unclaimed_one_why_each_convention_leaves_it(run: Run, surplus: Path) -> None:
-    _, out, _ = run(surplus, "--module", r"layers\.0\.mlp\.down_proj")
+    status, out, _ = run(surplus, "--module", r"layers\.0\.mlp\.down_proj")
+    assert status == 1
+    assert run(surplus, "--module", r"layers\.0\.mlp\.up_proj")[0] == 0
     assert "unclaimed" in out
     assert "weight_scale_3" in out
     assert "modelopt: " in out

@@ -47,7 +47,8 @@ def command(
         checkpoint = open_checkpoint(source, revision, download=False, lock=lock)
         report = inspection(checkpoint, activations) if pattern is None else None
     if pattern is not None or report is None:
-        _explain(checkpoint, str(pattern), activations, as_json=as_json)
+        if _explain(checkpoint, str(pattern), activations, as_json=as_json):
+            context.exit(1)
         return
     if as_json:
         if tree:
@@ -59,7 +60,9 @@ def command(
         print_report(report)
         if tree:
             print_tree(_all_modules(checkpoint, activations))
-    if has_findings(report):
+    if has_findings(report) or (
+        checkpoint.conflicts and "conflicts" in checkpoint.switches.names("VT_STRICT")
+    ):
         context.exit(1)
 
 
@@ -80,7 +83,8 @@ def _all_modules(checkpoint: Checkpoint, activations: str | None) -> list[dict[s
     return [module_report(checkpoint, module, request) for module in checkpoint.modules.values()]
 
 
-def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, as_json: bool) -> None:
+def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, as_json: bool) -> bool:
+    """Prints the modules that match; True where no convention reads one of them."""
     try:
         wanted = re.compile(pattern)
     except re.error as problem:
@@ -111,7 +115,8 @@ def _explain(checkpoint: Checkpoint, pattern: str, activations: str | None, *, a
         )
     if as_json:
         click.echo(json.dumps({"modules": found, "unclaimed": unclaimed}, indent=1))
-        return
-    from vtensors_plugins.commands.inspect_tables import print_modules
+    else:
+        from vtensors_plugins.commands.inspect_tables import print_modules
 
-    print_modules(found, unclaimed)
+        print_modules(found, unclaimed)
+    return bool(unclaimed)

@@ -6,7 +6,7 @@ A row's bits are the same in every form, so the choice may depend on anything.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import lcm
+from math import ceil, lcm
 
 import attrs
 
@@ -28,7 +28,7 @@ _CLUSTERED = ("sm_90a",)
 _USED_BY_CLUSTERS = 10 / 11
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Rule:
     """What of a form does not depend on the shape. Fields as in `StreamForm`, and:
 
@@ -51,32 +51,44 @@ class Rule:
 
 # Fastest on an H200 (`benchmarks/linear.py`), by row tiles per SM. A cluster of two halves the columns of x in a block,
 # and the work that whole row tiles leave to some SMs only.
-_MOST_ROWS = Rule(1, 8, 4, 2, 1, grids=2)
-_MANY_ROWS = Rule(1, 8, 2, 2, 1, slot_rounds=2)
-_MANY_ROWS_TOKENS = Rule(1, 8, 2, 2, 1, slot_rounds=2, grids=2)
-_UNEVEN_ROWS = Rule(2, 8, 2, 2, 1)
+_MOST_ROWS = Rule(cluster=1, warps=8, reducers=4, blocks_per_sm=2, token_tiles=1, grids=2)
+_MANY_ROWS = Rule(cluster=1, warps=8, reducers=2, blocks_per_sm=2, token_tiles=1, slot_rounds=2)
+_MANY_ROWS_TOKENS = Rule(
+    cluster=1, warps=8, reducers=2, blocks_per_sm=2, token_tiles=1, slot_rounds=2, grids=2
+)
+_UNEVEN_ROWS = Rule(cluster=2, warps=8, reducers=2, blocks_per_sm=2, token_tiles=1)
 # Of 8-bit codes, by the steps of a whole model (`benchmarks/engine_speed.py`), where other kernels come before.
-_UNEVEN_WIDE = Rule(2, 8, 2, 2, 1, alone=True)
-_ONE_TILE = Rule(2, 12, 3, 1, 1)
-_ONE_TILE_ALONE = Rule(1, 16, 4, 1, 1)
-_ONE_TILE_HALF = Rule(2, 12, 1, 2, 1)
-_TWO_TILES = Rule(2, 12, 3, 1, 2)
-_TWO_TILES_MOST = Rule(2, 16, 2, 1, 2)
+_UNEVEN_WIDE = Rule(cluster=2, warps=8, reducers=2, blocks_per_sm=2, token_tiles=1, alone=True)
+_ONE_TILE = Rule(cluster=2, warps=12, reducers=3, blocks_per_sm=1, token_tiles=1)
+_ONE_TILE_ALONE = Rule(cluster=1, warps=16, reducers=4, blocks_per_sm=1, token_tiles=1)
+_ONE_TILE_HALF = Rule(cluster=2, warps=12, reducers=1, blocks_per_sm=2, token_tiles=1)
+_TWO_TILES = Rule(cluster=2, warps=12, reducers=3, blocks_per_sm=1, token_tiles=2)
+_TWO_TILES_MOST = Rule(cluster=2, warps=16, reducers=2, blocks_per_sm=1, token_tiles=2)
 # Of 8-bit codes in long rows: x of 16 tokens leaves little room for the rings unless many blocks share it.
-_TWO_TILES_LONG = Rule(8, 8, 1, 1, 2, most_blocks=3)
-_FOUR_TILES_SHORT = Rule(2, 8, 2, 1, 4)
-_FOUR_TILES_MANY = Rule(4, 8, 2, 1, 4, row_tiles=2)
+_TWO_TILES_LONG = Rule(cluster=8, warps=8, reducers=1, blocks_per_sm=1, token_tiles=2, most_blocks=3)
+_FOUR_TILES_SHORT = Rule(cluster=2, warps=8, reducers=2, blocks_per_sm=1, token_tiles=4)
+_FOUR_TILES_MANY = Rule(cluster=4, warps=8, reducers=2, blocks_per_sm=1, token_tiles=4, row_tiles=2)
 # Groups of 8 tokens -> what is tried after the fastest, the next where x does not fit beside the rings.
 _FALLBACKS = {
-    1: (_ONE_TILE, Rule(4, 12, 3, 1, 1)),
-    2: (_TWO_TILES, Rule(4, 8, 2, 1, 2), Rule(8, 8, 1, 1, 2)),
-    4: (Rule(4, 8, 2, 1, 4), Rule(8, 8, 1, 1, 4)),
+    1: (_ONE_TILE, Rule(cluster=4, warps=12, reducers=3, blocks_per_sm=1, token_tiles=1)),
+    2: (
+        _TWO_TILES,
+        Rule(cluster=4, warps=8, reducers=2, blocks_per_sm=1, token_tiles=2),
+        Rule(cluster=8, warps=8, reducers=1, blocks_per_sm=1, token_tiles=2),
+    ),
+    4: (
+        Rule(cluster=4, warps=8, reducers=2, blocks_per_sm=1, token_tiles=4),
+        Rule(cluster=8, warps=8, reducers=1, blocks_per_sm=1, token_tiles=4),
+    ),
 }
 # Without clusters a block holds all columns of x, whose tokens are then what bounds M.
 _ALONE = {
-    1: (Rule(1, 8, 1, 2, 1, slot_rounds=4, grids=2), Rule(1, 8, 1, 1, 1, slot_rounds=2)),
-    2: (Rule(1, 8, 1, 1, 2, slot_rounds=2),),
-    4: (Rule(1, 8, 1, 1, 4, slot_rounds=2),),
+    1: (
+        Rule(cluster=1, warps=8, reducers=1, blocks_per_sm=2, token_tiles=1, slot_rounds=4, grids=2),
+        Rule(cluster=1, warps=8, reducers=1, blocks_per_sm=1, token_tiles=1, slot_rounds=2),
+    ),
+    2: (Rule(cluster=1, warps=8, reducers=1, blocks_per_sm=1, token_tiles=2, slot_rounds=2),),
+    4: (Rule(cluster=1, warps=8, reducers=1, blocks_per_sm=1, token_tiles=4, slot_rounds=2),),
 }
 # Row tiles per SM: those of a head; two blocks of each SM pay; one block of each does; fewer than an SM has warps for.
 _HEAD, _MOST, _MANY, _FEW = 64, 12, 6, 0.6
@@ -267,7 +279,7 @@ def _preferred(n: int, k: int, m: int, multiprocessors: int, target: str, *, wid
         return (_MOST_ROWS,) if m < some else (_ONE_TILE,)
     if rows >= _MANY and (m > 1 or wide):
         return (_MANY_ROWS_TOKENS, _ONE_TILE)
-    if rows > 1 and -(-rows // 1) / rows > _UNEVEN:
+    if rows > 1 and ceil(rows) / rows > _UNEVEN:
         return (_ONE_TILE,) if long else (_UNEVEN_WIDE if wide else _UNEVEN_ROWS, _ONE_TILE)
     return (_MANY_ROWS,)
 

@@ -21,7 +21,7 @@ def prepared_bytes(layout: str, request: KernelRequest, stored: int) -> int | No
     """
     if layout == "stored":
         return stored
-    from vtensors_kernels.nvfp4.packed import TILE_ROWS, column_steps, row_tiles
+    from vtensors_kernels.packed_tiles import TILE_ROWS, column_steps, row_tiles
 
     block_bytes = _block_bytes(layout, request.scheme)
     if request.shape is None:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.arguments import output_for
 from vtensors_kernels.compiling.functions import Wanted, compile_many
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream
-from vtensors_kernels.nvfp4.activations import HALVES, dtype_defines, may_depend, output_for
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream, may_depend
+from vtensors_kernels.dtypes import HALVES, dtype_defines
 
 THREADS = 128
 # Launches kept ready: decode batches. Longer id lists build theirs.

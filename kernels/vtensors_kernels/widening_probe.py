@@ -13,8 +13,9 @@ from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import KernelRequest
 from vtensors_formats import FP8Weight
 from vtensors_formats.weight import Weight
-from vtensors_kernels.nvfp4.probes import TOLERANCES, random_weight, random_x
+from vtensors_kernels.nvfp4.probes import random_weight
 from vtensors_kernels.nvfp4.row_probe import RowCase, reference
+from vtensors_kernels.probing import TOLERANCES, random_x
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.widening import LinearCall, bind_fp8, bind_nvfp4
 

@@ -10,9 +10,9 @@ from emulation.emulator import EmulationError, emulate, emulated_text, needs_com
 from nvfp4_stream_cases import check
 from vtensors_formats import NVFP4Weight
 from vtensors_kernels.compiling.sources import Source, load_source
-from vtensors_kernels.nvfp4.packed import row_tiles
 from vtensors_kernels.nvfp4.repack import row_scale
 from vtensors_kernels.nvfp4.stream_form import choose_form
+from vtensors_kernels.packed_tiles import row_tiles
 from vtensors_kernels.reference.embedding import embedding
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.nvfp4_packing import pack_reference

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.nvfp4.activations import scaled_x
+from vtensors_kernels.arguments import scaled_x
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.reference.nvfp4_packing import packed_order, unpack_reference
 from vtensors_kernels.reference.rms_norm import rms_norm

@@ -9,7 +9,7 @@ from torch import Tensor
 from emulation.emulator import needs_compiler
 from experts_cases import SCHEMES, outputs, packed_reference, random_choice, random_experts
 from experts_emulated import run
-from vtensors_kernels.nvfp4.probes import TOLERANCES
+from vtensors_kernels.probing import TOLERANCES
 
 pytestmark = needs_compiler
 

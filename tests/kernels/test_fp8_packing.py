@@ -14,8 +14,8 @@ from vtensors_formats import FP8Weight, MXFP8Weight
 from vtensors_kernels.fp8.packed import SCALES_OF, Scales
 from vtensors_kernels.fp8.repack import pack_fp8
 from vtensors_kernels.fp8.scales import row_scale
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
-from vtensors_kernels.nvfp4.repack import row_values
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
+from vtensors_kernels.packing import row_values
 from vtensors_kernels.reference.fp8_packing import pack_fp8_reference, unpack_fp8_reference
 
 

@@ -21,7 +21,7 @@ from vtensors_formats import (
 )
 from vtensors_formats.activations import ActivationQuantizer, QuantizedActivation
 from vtensors_kernels.activation_quantizers.fp8 import FP8Quantizer, Scaling, Written, scaling_of
-from vtensors_kernels.nvfp4.activations import scaled_x
+from vtensors_kernels.arguments import scaled_x
 
 HALVES = [torch.bfloat16, torch.float16]
 ARCHS = [800, 900]

@@ -172,7 +172,7 @@ def test_more_than_32_tokens_take_two_launches_and_the_same_bits(m: int, kind: s
 @pytest.mark.parametrize("n", [40, 333])
 @pytest.mark.parametrize("m", [1, 7, 16, 29])
 def test_all_variants(m: int, n: int, kind: str, dtype: torch.dtype) -> None:
-    from vtensors_kernels.nvfp4.activations import scaled_x
+    from vtensors_kernels.arguments import scaled_x
 
     weight = attrs.evolve(on_device(kind, n, 1056), bias=torch.randn(n).cuda())
     up = on_device(kind, n, 1056, seed=1)

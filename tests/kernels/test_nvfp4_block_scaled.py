@@ -18,7 +18,7 @@ from vtensors_kernels.nvfp4.block_scaled_packing import (
     operand_blocks,
     pack_block_scaled,
 )
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.nvfp4_activations import fragments
 from vtensors_kernels.reference.swiglu import swiglu

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
-from vtensors_kernels.nvfp4.repack import pack, row_scale, row_values
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES
+from vtensors_kernels.nvfp4.repack import pack, row_scale
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
+from vtensors_kernels.packing import row_values
 from vtensors_kernels.reference.nvfp4_packing import pack_reference, packed_order, unpack_reference
 
 

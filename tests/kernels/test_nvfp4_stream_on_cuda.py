@@ -102,7 +102,7 @@ def test_swiglu_of_paired_rows(m: int, f: int, rows: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize("k", [48, 1040, 5120])
 @pytest.mark.parametrize("m", FEW_TOKENS)
 def test_a_pre_scale_is_what_scaling_x_first_is(m: int, k: int, rows: int, dtype: torch.dtype) -> None:
-    from vtensors_kernels.nvfp4.activations import scaled_x
+    from vtensors_kernels.arguments import scaled_x
 
     weight, x = make_weight(333, k), make_x(m, k, dtype)
     pre_scale = torch.rand(k, generator=torch.Generator().manual_seed(2)).cuda() + 0.5

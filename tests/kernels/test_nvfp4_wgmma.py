@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
 from vtensors_kernels.nvfp4.warpgroup_form import SHARED_BYTES
 from vtensors_kernels.nvfp4.wgmma import WgmmaLinear
 from vtensors_kernels.nvfp4.wgmma_form import (
@@ -25,6 +24,7 @@ from vtensors_kernels.nvfp4.wgmma_form import (
     modelled_time,
     width_of,
 )
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "wgmma-forms-h200.json"
 MEASURED = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
 from vtensors_kernels.nvfp4.warpgroup_form import SHARED_BYTES
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
     MAX_TOKENS,
@@ -21,6 +20,7 @@ from vtensors_kernels.nvfp4.wgmma_segments_form import (
     compiled_forms,
     modelled_time,
 )
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 SHAPES = [
     *((34816, 5120), (5120, 17408), (16384, 5120), (14336, 5120), (5120, 6144), (248320, 5120)),

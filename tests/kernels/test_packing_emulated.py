@@ -14,10 +14,10 @@ from emulation.emulator import needs_compiler
 from fp8_cases import make_fp8
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.plain import PlainWeight
-from vtensors_kernels import row_gather
+from vtensors_kernels import packing, row_gather
 from vtensors_kernels.fp8 import repack as fp8_repack
 from vtensors_kernels.nvfp4 import repack
-from vtensors_kernels.nvfp4.packed import TILE_ROWS, column_steps, row_tiles
+from vtensors_kernels.packed_tiles import TILE_ROWS, column_steps, row_tiles
 from vtensors_kernels.reference.embedding import embedding
 from vtensors_kernels.reference.fp8_packing import pack_fp8_reference
 from vtensors_kernels.reference.nvfp4_packing import pack_reference
@@ -42,13 +42,13 @@ def _poisoned(n: int, k: int, block_bytes: int, _device: torch.device) -> torch.
 
 @pytest.fixture(autouse=True)
 def _on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (repack, row_gather):
+    for module in (packing, row_gather):
         monkeypatch.setattr(module, "Launch", EmulatedLaunch)
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
-    monkeypatch.setattr(repack, "compiled_function", _compiled)
+    monkeypatch.setattr(packing, "compiled_function", _compiled)
     monkeypatch.setattr(row_gather, "compile_many", _many)
-    for packing in (repack, fp8_repack):
-        monkeypatch.setattr(packing, "empty_blocks", _poisoned)
+    for module in (repack, fp8_repack):
+        monkeypatch.setattr(module, "empty_blocks", _poisoned)
 
 
 def _nvfp4(n: int, k: int, *, group: int = 16, divisor: bool = False, bias: bool = False) -> NVFP4Weight:

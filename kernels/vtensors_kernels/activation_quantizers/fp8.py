@@ -21,11 +21,11 @@ from vtensors_formats.dynamic_activations import (
     FP8TokenActivation,
     MXFP8Activation,
 )
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
-from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.compiling.launch import Launch, current_stream, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 
 SOURCE, FUNCTION = "common/quantize_fp8.cu", "quantize_fp8"
 GROUP = 128

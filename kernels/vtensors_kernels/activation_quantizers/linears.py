@@ -18,10 +18,10 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats.activations import ActivationQuantizer
 from vtensors_kernels.activation_quantizers.fp8 import FP8Quantizer, Scaling, Written, scaling_of
+from vtensors_kernels.arguments import output_for, residual_for
 from vtensors_kernels.compiling.architectures import COMPILED, RUN
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.fp8.packed import PackedFP8, Scales
-from vtensors_kernels.nvfp4.activations import output_for, residual_for
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.stream import StreamLinear
 from vtensors_kernels.nvfp4.stream_form import rules_of, shared_limit

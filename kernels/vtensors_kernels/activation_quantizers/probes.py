@@ -22,10 +22,11 @@ from vtensors_formats.dynamic_activations import FP8GroupActivation, FP8TokenAct
 from vtensors_formats.e8m0 import ExponentRule
 from vtensors_formats.weight import Weight
 from vtensors_kernels.activation_quantizers.fp8 import SOURCE, FP8Quantizer, Scaling, Written, scaling_of
+from vtensors_kernels.arguments import scaled_x
 from vtensors_kernels.compiling.functions import fingerprint
 from vtensors_kernels.fp8.probes import random_fp8
-from vtensors_kernels.nvfp4.activations import scaled_x
-from vtensors_kernels.nvfp4.probes import TOLERANCES, random_weight, random_x
+from vtensors_kernels.nvfp4.probes import random_weight
+from vtensors_kernels.probing import TOLERANCES, random_x
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.swiglu import swiglu
 

@@ -19,6 +19,7 @@ import attrs
 import torch
 
 from vtensors.errors import VtensorsError
+from vtensors_kernels.compiling.architectures import macro_of
 
 
 class LaunchError(VtensorsError):
@@ -33,6 +34,14 @@ class DeviceFunction:
     target: str
     handle: Any
     module: Any
+
+
+def may_depend(function: DeviceFunction) -> bool:
+    """Whether the function waits for its predecessor itself: compiled for compute capability 9.0 or newer.
+
+    Portable code does not, on whatever device it runs.
+    """
+    return macro_of(function.target) >= 900
 
 
 def load_function(image: bytes, name: str, target: str, *, shared_bytes: int = 0) -> DeviceFunction:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.experts.packed import PackedExperts
-from vtensors_kernels.nvfp4.repack import aligned
 
 
 def checked_inputs(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from vtensors.records import KernelRequest
 from vtensors_kernels.fp8.packed import SCALES_OF
-from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 # Launches, microseconds per MB of the experts that are read, FLOPs a microsecond.
 _START, _PER_MB, _FLOPS = 8.0, 0.25, 1.5e8

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import attrs
 
 from vtensors_kernels.compiling.architectures import COMPILED
-from vtensors_kernels.nvfp4.packed import STEP_COLUMNS, TILE_ROWS, column_steps
 from vtensors_kernels.nvfp4.stream_form import shared_limit
+from vtensors_kernels.packed_tiles import STEP_COLUMNS, TILE_ROWS, column_steps
 
 # `cuda/include/experts_stream.cuh`: column steps up to which four segments are all; bytes of a segment's sums, and of
 # the scales of a row tile.

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.arguments import output_for
 from vtensors_kernels.compiling.functions import Wanted, compile_many
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.experts.arguments import checked_column, checked_inputs, checked_rows
 from vtensors_kernels.experts.compiled import (
     FINISH,
@@ -41,7 +43,6 @@ from vtensors_kernels.experts.form import (
     tokens_at_a_time,
 )
 from vtensors_kernels.experts.packed import PackedExperts
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
 
 _READY = 64
 _LINEAR_ARGUMENTS, _DOWN_ARGUMENTS, _FINISH_ARGUMENTS, _GROUP_ARGUMENTS = 13, 17, 13, 6

@@ -11,9 +11,9 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight, MXFP8Weight, NVFP4Weight, e8m0
 from vtensors_formats.weight import Weight
-from vtensors_kernels.nvfp4.packed import TILE_ROWS
 from vtensors_kernels.nvfp4.repack import multiplier
 from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
+from vtensors_kernels.packed_tiles import TILE_ROWS
 
 NVFP4_LAYOUT, FP8_LAYOUT = "nvfp4-packed-experts", "fp8-packed-experts"
 # Rows of gate or up in a row tile: an expert must fill its tiles.

@@ -20,8 +20,9 @@ from vtensors_kernels.experts.packed import pack_experts
 from vtensors_kernels.fp8.packed import SCALES_OF
 from vtensors_kernels.fp8.probes import random_fp8
 from vtensors_kernels.nvfp4.packed import FORMAT
-from vtensors_kernels.nvfp4.probes import TOLERANCES, random_weight
+from vtensors_kernels.nvfp4.probes import random_weight
 from vtensors_kernels.packed_matrix import PackedFormat
+from vtensors_kernels.probing import TOLERANCES
 from vtensors_kernels.reference.swiglu import swiglu
 
 # The activations between the linears are rounded too, and differ where silu's exponential does.

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from vtensors.records import KernelRequest
 from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.fp8.packed import SCALES_OF
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
 from vtensors_kernels.nvfp4.stream_form import MAX_TOKENS, serves
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 # Microseconds per MB that the streaming kernel reads; start of a launch; what each token adds, up to 16, and each
 # token beyond 8 for each MB: products and activations then take longer than the bytes.

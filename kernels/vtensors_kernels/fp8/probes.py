@@ -15,12 +15,12 @@ from torch import Tensor
 from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import KernelRequest
 from vtensors_formats import FP8Weight, MXFP8Weight, e4m3
+from vtensors_kernels.arguments import scaled_x
 from vtensors_kernels.fp8.packed import PackedFP8
 from vtensors_kernels.fp8.repack import pack_fp8
 from vtensors_kernels.fp8.scales import FP8
 from vtensors_kernels.nvfp4 import packed_widening
-from vtensors_kernels.nvfp4.activations import scaled_x
-from vtensors_kernels.nvfp4.probes import ROWS, TOLERANCES, random_x
+from vtensors_kernels.probing import ROWS, TOLERANCES, random_x
 from vtensors_kernels.reference.fp8_packing import pack_fp8_reference
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.swiglu import swiglu

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vtensors.errors import RequestError
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.fp8.packed import CODE_BYTES, PackedFP8
 from vtensors_kernels.fp8.scales import FP8, block_scales, row_scale, scales_of
-from vtensors_kernels.nvfp4.repack import (
-    aligned,
+from vtensors_kernels.packing import (
     biases,
     check_parts,
     empty_blocks,

@@ -10,7 +10,7 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight, MXFP8Weight, e8m0
 from vtensors_kernels.fp8.packed import Scales
-from vtensors_kernels.nvfp4.packed import STEP_COLUMNS, TILE_ROWS, column_steps, row_tiles
+from vtensors_kernels.packed_tiles import STEP_COLUMNS, TILE_ROWS, column_steps, row_tiles
 from vtensors_kernels.reference.nvfp4_packing import packed_order
 
 FP8 = FP8Weight | MXFP8Weight

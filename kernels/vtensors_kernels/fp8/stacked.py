@@ -11,8 +11,9 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import FP8Weight
 from vtensors_formats.activations import ActivationQuantizer
-from vtensors_kernels.nvfp4.repack import aligned, biases, check_parts, interleaved
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.packed_matrix import bytes_of
+from vtensors_kernels.packing import biases, check_parts, interleaved
 
 # What cuBLAS asks of both sides; what a block of scales spans.
 MULTIPLE, BLOCK = 16, 128

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_kernels.activation_quantizers.fp8 import FP8Quantizer, QuantizedRows, Scaling
+from vtensors_kernels.arguments import output_for, residual_for
 from vtensors_kernels.fp8.stacked import StackedFP8
-from vtensors_kernels.nvfp4.activations import output_for, residual_for
 from vtensors_kernels.nvfp4.finish import Finish
 
 # Of cuBLAS: sums of at most 128 products in the tensor cores' own, shorter format, the rest in float32. True leaves all

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.arguments import output_for, residual_for
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for, residual_for
+from vtensors_kernels.compiling.launch import Launch, current_stream, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.nvfp4.block_scaled_packing import BlockScaledNVFP4
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
 from vtensors_kernels.nvfp4.quantize_activations import input_quantizer
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 SOURCE, FUNCTION = "sm120/linear_nvfp4_w4a4.cu", "linear_nvfp4_w4a4"
 TARGETS = ("sm_120a", "sm_121a")

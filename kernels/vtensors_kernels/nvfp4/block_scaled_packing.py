@@ -11,10 +11,10 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight, e4m3
 from vtensors_formats.activations import FP4Activation
-from vtensors_kernels.nvfp4.packed import TILE_ROWS, column_steps, row_tiles
 from vtensors_kernels.nvfp4.quantize_activations import stored_global
-from vtensors_kernels.nvfp4.repack import biases, check_parts, interleaved, pre_scale_of, row_values
 from vtensors_kernels.packed_matrix import bytes_of
+from vtensors_kernels.packed_tiles import TILE_ROWS, column_steps, row_tiles
+from vtensors_kernels.packing import biases, check_parts, interleaved, pre_scale_of, row_values
 
 LAYOUT, PAIRED_LAYOUT = "nvfp4-block-scaled", "nvfp4-block-scaled-pairs"
 BLOCK_BYTES = 1152

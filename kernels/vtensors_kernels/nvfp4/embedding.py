@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.nvfp4.repack import aligned
 from vtensors_kernels.row_gather import RowGather
 
 SOURCE, FUNCTION = "common/embedding_nvfp4.cu", "embedding_nvfp4"

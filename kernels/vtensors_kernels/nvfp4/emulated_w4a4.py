@@ -17,8 +17,9 @@ from vtensors_formats.activations import FP4Activation
 from vtensors_kernels.nvfp4.block_scaled_packing import activation_of, both_global_scales
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer, input_quantizer
-from vtensors_kernels.nvfp4.repack import pack, row_values
+from vtensors_kernels.nvfp4.repack import pack
 from vtensors_kernels.packed_matrix import bytes_of
+from vtensors_kernels.packing import row_values
 
 LAYOUT, PAIRED_LAYOUT = "nvfp4-packed-w4a4", "nvfp4-packed-w4a4-pairs"
 # As `repack.row_scale`: packed blocks hold values / 256.

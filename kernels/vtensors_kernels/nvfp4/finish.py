@@ -11,7 +11,7 @@ from torch import Tensor
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines
+from vtensors_kernels.dtypes import dtype_defines
 
 SOURCE, FUNCTION = "common/finish_widened_nvfp4.cu", "finish_widened_nvfp4"
 INSTANTIATIONS = tuple(

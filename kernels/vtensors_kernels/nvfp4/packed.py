@@ -10,8 +10,6 @@ from vtensors_kernels.packed_matrix import PackedFormat, bytes_of
 LAYOUT = "nvfp4-packed"
 # The same blocks with the rows of gate and up interleaved: what a SwiGLU reads, and nothing else.
 PAIRED_LAYOUT = "nvfp4-packed-pairs"
-TILE_ROWS = 16
-STEP_COLUMNS = 128
 BLOCK_BYTES = 1152
 FORMAT = PackedFormat(
     block_bytes=BLOCK_BYTES,
@@ -49,13 +47,3 @@ class PackedNVFP4:
     def nbytes(self) -> int:
         """Bytes on the device."""
         return bytes_of(self.blocks, self.row_scale, self.bias, self.pre_scale)
-
-
-def row_tiles(n: int) -> int:
-    """Row tiles of a matrix of n rows."""
-    return -(-n // TILE_ROWS)
-
-
-def column_steps(k: int) -> int:
-    """Column steps of a matrix of k columns."""
-    return -(-k // STEP_COLUMNS)

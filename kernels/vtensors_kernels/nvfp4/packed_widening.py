@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.arguments import check_residual, check_x, output_for, scaled_x
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.cublas_products import float32_product, scaled_product
-from vtensors_kernels.nvfp4.activations import check_residual, check_x, dtype_defines, output_for, scaled_x
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.nvfp4.finish import Finish
-from vtensors_kernels.nvfp4.packed import FORMAT, TILE_ROWS
+from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.packed_matrix import PackedMatrix
+from vtensors_kernels.packed_tiles import TILE_ROWS
 
 INSTANTIATIONS = tuple(
     Instantiation(source=FORMAT.widen[0], function=FORMAT.widen[1], defines={"VT_F16": f16}) for f16 in (0, 1)

@@ -15,18 +15,14 @@ from torch import Tensor
 from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.compiling.functions import fingerprint
 from vtensors_kernels.nvfp4 import embedding, packed_widening, repack, stored
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.row_probe import MEAN_SQUARE_OF_CODES, TOKENS, RowCase, reference
+from vtensors_kernels.probing import ROWS, TOLERANCES, dtype_of, random_x
 from vtensors_kernels.reference.embedding import embedding as reference_embedding
 from vtensors_kernels.reference.nvfp4_packing import pack_reference
 from vtensors_kernels.reference.swiglu import swiglu
 
-# Relative to the norm of the outputs.
-TOLERANCES = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
-# Not a multiple of 16, nor of 8: a tail of rows in every part.
-ROWS = 43
 _WIDENING_TOKENS = 67
 # Shares no divisor with 126.
 _SCALE_STRIDE = 55
@@ -46,7 +42,7 @@ def probe_linear_stored(request: KernelRequest) -> None:
 def probe_linear_argmax_stored(request: KernelRequest) -> None:
     """`probe_linear_stored`, and `stored.bind_linear_argmax` against the largest of the linear: the same row."""
     probe_linear_stored(request)
-    dtype, most, warps = _dtype(request), _most_tokens(request), _warps(request)
+    dtype, most, warps = dtype_of(request), _most_tokens(request), _warps(request)
     weight = random_weight(request, ROWS)
     # The last rows repeat the first, so that there are equals.
     weight.codes[ROWS // 2 + 1 :] = weight.codes[: ROWS // 2]
@@ -84,7 +80,7 @@ def probe_packed_widening(request: KernelRequest) -> None:
 
     Parts of one global scale take another path than parts of several; both are tried.
     """
-    dtype, x = _dtype(request), random_x(request, _WIDENING_TOKENS)
+    dtype, x = dtype_of(request), random_x(request, _WIDENING_TOKENS)
     paired = request.op == "linear_swiglu"
     roundings = 3 if paired else 1
     count = 2 if paired else max(1, len(request.parts))
@@ -115,18 +111,11 @@ def _widened(packed: PackedNVFP4, x: Tensor, residual: Tensor | None) -> Tensor:
 
 def probe_embedding(request: KernelRequest) -> None:
     """`embedding.bind_embedding` bit for bit against the reference, repeated and last rows included."""
-    dtype, weight = _dtype(request), random_weight(request, ROWS)
+    dtype, weight = dtype_of(request), random_weight(request, ROWS)
     ids = torch.tensor([0, ROWS - 1, 3, 3, ROWS // 2], device=weight.device)
     out = torch.full((ids.shape[0], weight.shape[1]), float("nan"), dtype=dtype, device=weight.device)
     ours = embedding.bind_embedding(weight)(ids, dtype, out=out)
     _same(ours, reference_embedding(ids, weight, dtype), "the rows differ")
-
-
-def fingerprint_of(request: KernelRequest, *sources: str) -> str:
-    """What a stored verdict depends on: each source's text, options and toolkit, for the request's dtype."""
-    capability = request.capability or (8, 0)
-    defines = {"VT_F16": int(request.dtype == "float16")}
-    return " ".join(fingerprint(source, defines, capability) for source in sources)
 
 
 def random_weight(
@@ -156,18 +145,6 @@ def random_weight(
     if "pre_scale" in request.traits:
         weight = attrs.evolve(weight, pre_scale=torch.linspace(0.5, 1.5, k))
     return weight.to(request.device)
-
-
-def random_x(request: KernelRequest, tokens: int) -> Tensor:
-    """[tokens, K] on the request's device, in its dtype, within -1..1."""
-    k = 0 if request.shape is None else request.shape[1]
-    angles = torch.linspace(-3, 3, tokens * k, dtype=torch.float64) * 1e4
-    return angles.cos().reshape(tokens, k).to(_dtype(request)).to(request.device)
-
-
-def _dtype(request: KernelRequest) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, request.dtype)
-    return dtype
 
 
 def _most_tokens(request: KernelRequest) -> int:

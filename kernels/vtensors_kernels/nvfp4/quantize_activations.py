@@ -15,11 +15,12 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats.activations import FP4Activation
+from vtensors_kernels.arguments import gain_for, input_source, output_for
 from vtensors_kernels.compiling.architectures import COMPILED
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import dtype_defines, gain_for, input_source, may_depend, output_for
+from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 
 SOURCE, FUNCTION = "common/quantize_nvfp4.cu", "quantize_nvfp4"
 GROUP, FRAGMENT_BYTES = 16, 576

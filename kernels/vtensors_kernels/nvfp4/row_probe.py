@@ -14,7 +14,7 @@ from torch import Tensor
 from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.nvfp4.activations import scaled_x
+from vtensors_kernels.arguments import scaled_x
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.rms_norm import rms_norm
 from vtensors_kernels.reference.swiglu import swiglu

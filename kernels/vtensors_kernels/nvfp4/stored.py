@@ -11,12 +11,14 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
+from vtensors_kernels.alignment import aligned
+from vtensors_kernels.arguments import check_x, output_for, scaled_x
 from vtensors_kernels.compiling.functions import Wanted, compile_many, compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import check_x, dtype_defines, may_depend, output_for, scaled_x
-from vtensors_kernels.nvfp4.packed import column_steps, row_tiles
-from vtensors_kernels.nvfp4.repack import aligned, row_scale
+from vtensors_kernels.compiling.launch import Launch, current_stream, may_depend
+from vtensors_kernels.dtypes import dtype_defines
+from vtensors_kernels.nvfp4.repack import row_scale
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 SOURCE = "common/linear_nvfp4_stored.cu"
 PICK_SOURCE = "common/pick_largest.cu"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors_kernels.nvfp4.activations import gain_for, input_source, output_for, residual_for
+from vtensors_kernels.arguments import gain_for, input_source, output_for, residual_for
 from vtensors_kernels.nvfp4.stored import LargestPicker
 from vtensors_kernels.nvfp4.stream_form import StreamForm
 from vtensors_kernels.nvfp4.stream_launches import EPILOGUES, PROLOGUES, StreamLaunches

@@ -12,7 +12,8 @@ import attrs
 
 from vtensors.errors import RequestError
 from vtensors_kernels.compiling.architectures import SHARED_KIB
-from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 MAX_TOKENS = 32
 # `cuda/include/stream_layout.cuh`: segments of a row's sum, token rows of a tile, space between rows of x.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.compiling.architectures import COMPILED, RUN, target_of
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
@@ -18,10 +19,10 @@ from vtensors_kernels.compiling.launch import (
     current_stream,
     float_bits,
     max_active_clusters,
+    may_depend,
 )
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.nvfp4.packed import FORMAT
-from vtensors_kernels.nvfp4.repack import aligned
 from vtensors_kernels.nvfp4.stream_form import (
     Rule,
     StreamForm,

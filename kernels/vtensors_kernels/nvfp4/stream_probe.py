@@ -20,8 +20,8 @@ from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight
 from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.compiling.functions import fingerprint
-from vtensors_kernels.nvfp4.packed import FORMAT, TILE_ROWS
-from vtensors_kernels.nvfp4.probes import TOLERANCES, random_weight, random_x
+from vtensors_kernels.nvfp4.packed import FORMAT
+from vtensors_kernels.nvfp4.probes import random_weight
 from vtensors_kernels.nvfp4.repack import pack
 from vtensors_kernels.nvfp4.row_probe import EPS, ROWS, RowCase, reference
 from vtensors_kernels.nvfp4.stored import PICK_SOURCE
@@ -29,6 +29,8 @@ from vtensors_kernels.nvfp4.stream import StreamArgmax, StreamLinear
 from vtensors_kernels.nvfp4.stream_form import StreamForm, choose_form, serves
 from vtensors_kernels.nvfp4.stream_launches import EPILOGUES
 from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
+from vtensors_kernels.packed_tiles import TILE_ROWS
+from vtensors_kernels.probing import TOLERANCES, random_x
 from vtensors_kernels.reference.rms_norm import rms_norm
 from vtensors_kernels.reference.swiglu import swiglu
 

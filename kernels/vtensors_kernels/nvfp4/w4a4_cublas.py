@@ -16,14 +16,14 @@ from torch import Tensor
 from vtensors.errors import RequestError
 from vtensors_formats import NVFP4Weight
 from vtensors_formats.activations import FP4Activation
-from vtensors_kernels.nvfp4.activations import output_for, residual_for
+from vtensors_kernels.arguments import output_for, residual_for
 from vtensors_kernels.nvfp4.block_scaled import EPILOGUES
 from vtensors_kernels.nvfp4.block_scaled_packing import activation_of, both_global_scales, stacked
 from vtensors_kernels.nvfp4.finish import Finish
-from vtensors_kernels.nvfp4.packed import TILE_ROWS
 from vtensors_kernels.nvfp4.quantize_activations import input_quantizer, padded
-from vtensors_kernels.nvfp4.repack import biases, check_parts, pre_scale_of, row_values
 from vtensors_kernels.packed_matrix import bytes_of
+from vtensors_kernels.packed_tiles import TILE_ROWS
+from vtensors_kernels.packing import biases, check_parts, pre_scale_of, row_values
 from vtensors_kernels.reference.nvfp4_activations import tiled_scales
 
 LAYOUT, PAIRED_LAYOUT = "nvfp4-tiled-scales", "nvfp4-tiled-scales-pairs"

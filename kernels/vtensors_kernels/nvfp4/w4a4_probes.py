@@ -17,9 +17,10 @@ from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import KernelRequest
 from vtensors_formats import NVFP4Weight, e4m3
 from vtensors_formats.activations import FP4Activation
-from vtensors_kernels.nvfp4.activations import scaled_x
-from vtensors_kernels.nvfp4.probes import ROWS, TOLERANCES, random_weight, random_x
+from vtensors_kernels.arguments import scaled_x
+from vtensors_kernels.nvfp4.probes import random_weight
 from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer
+from vtensors_kernels.probing import ROWS, TOLERANCES, random_x
 from vtensors_kernels.reference.linear import linear
 from vtensors_kernels.reference.nvfp4_activations import fragments, tiled_scales, widened
 from vtensors_kernels.reference.rms_norm import rms_norm

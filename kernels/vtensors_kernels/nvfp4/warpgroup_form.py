@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import attrs
 
-from vtensors_kernels.nvfp4.packed import STEP_COLUMNS, row_tiles
+from vtensors_kernels.packed_tiles import STEP_COLUMNS, row_tiles
 
 # Dynamic shared memory of a block on sm_90 (CUDA programming guide, compute capability 9.0): 227 KB.
 SHARED_BYTES = 227 << 10

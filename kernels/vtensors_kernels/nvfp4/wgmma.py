@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_formats import NVFP4Weight
-from vtensors_kernels.nvfp4.activations import dtype_defines, output_for, residual_for
-from vtensors_kernels.nvfp4.packed import PackedNVFP4, column_steps, row_tiles
+from vtensors_kernels.arguments import output_for, residual_for
+from vtensors_kernels.dtypes import dtype_defines
+from vtensors_kernels.nvfp4.packed import PackedNVFP4
 from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm, choose_form, width_of
 from vtensors_kernels.nvfp4.wgmma_launches import (
     EPILOGUES,
@@ -21,6 +22,7 @@ from vtensors_kernels.nvfp4.wgmma_launches import (
     permute_instantiations,
     product_instantiations,
 )
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 LINEAR, FUNCTION = "sm90/linear_nvfp4_wgmma.cu", "linear_nvfp4_wgmma"
 MAX_TOKENS = WIDTHS[-1]

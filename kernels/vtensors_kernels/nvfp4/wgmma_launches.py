@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines
-from vtensors_kernels.nvfp4.packed import column_steps
-from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.nvfp4.warpgroup_form import WarpgroupForm
 from vtensors_kernels.packed_matrix import PackedMatrix
+from vtensors_kernels.packed_tiles import column_steps
 
 PERMUTE = "sm90/permute_activations.cu"
 EPILOGUES: Mapping[str, int] = MappingProxyType(

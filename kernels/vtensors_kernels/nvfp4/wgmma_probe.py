@@ -6,11 +6,11 @@ import torch
 
 from vtensors.errors import RequestError
 from vtensors.records import KernelRequest
-from vtensors_kernels.nvfp4.probes import TOLERANCES
 from vtensors_kernels.nvfp4.repack import pack
 from vtensors_kernels.nvfp4.row_probe import ROWS, RowCase
 from vtensors_kernels.nvfp4.wgmma import MAX_TOKENS, WgmmaLinear
 from vtensors_kernels.nvfp4.wgmma_form import WIDTHS, choose_form, width_of
+from vtensors_kernels.probing import TOLERANCES
 
 # silu is computed from rounded exponentials.
 _ROUNDINGS = 2

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
+from vtensors_kernels.arguments import check_x, output_for, residual_for
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.nvfp4.activations import check_x, output_for, residual_for
-from vtensors_kernels.nvfp4.packed import FORMAT, column_steps, row_tiles
+from vtensors_kernels.nvfp4.packed import FORMAT
 from vtensors_kernels.nvfp4.wgmma import WgmmaWorkspace, random_weight
 from vtensors_kernels.nvfp4.wgmma_launches import (
     EPILOGUES,
@@ -32,6 +32,7 @@ from vtensors_kernels.nvfp4.wgmma_segments_form import (
     compiled_forms,
 )
 from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 
 def instantiations(packed: PackedFormat) -> tuple[Instantiation, ...]:

@@ -11,8 +11,9 @@ from typing import ClassVar
 import attrs
 
 from vtensors.errors import RequestError
-from vtensors_kernels.nvfp4.packed import BLOCK_BYTES, column_steps, row_tiles
+from vtensors_kernels.nvfp4.packed import BLOCK_BYTES
 from vtensors_kernels.nvfp4.warpgroup_form import WarpgroupForm
+from vtensors_kernels.packed_tiles import column_steps, row_tiles
 
 # Tokens of a product: the kernel computes this many, whatever M is.
 WIDTHS = (24, 32)

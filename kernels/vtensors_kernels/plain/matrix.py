@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_formats import PlainWeight
-from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.packed_matrix import bytes_of
 
 

@@ -14,11 +14,11 @@ from vtensors.records import KernelRequest
 from vtensors_formats import PlainWeight
 from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.compiling.functions import fingerprint
-from vtensors_kernels.nvfp4.probes import TOLERANCES
 from vtensors_kernels.plain.cublas import plain_product
 from vtensors_kernels.plain.matrix import PlainMatrix, stack_rows
 from vtensors_kernels.plain.small import SOURCE, SmallLinear
 from vtensors_kernels.plain.small_form import MAX_TOKENS, choose_small_form
+from vtensors_kernels.probing import TOLERANCES
 from vtensors_kernels.reference.rms_norm import rms_norm
 
 ROWS = 43  # tails of 8 and of 32 rows

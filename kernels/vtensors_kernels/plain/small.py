@@ -9,19 +9,13 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.alignment import aligned
+from vtensors_kernels.arguments import check_residual, check_x, gain_for, output_for
 from vtensors_kernels.compiling.architectures import COMPILED, target_of
 from vtensors_kernels.compiling.functions import Wanted, compile_many
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import (
-    check_residual,
-    check_x,
-    dtype_defines,
-    gain_for,
-    may_depend,
-    output_for,
-)
-from vtensors_kernels.nvfp4.repack import aligned
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream, float_bits, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.plain.matrix import PlainMatrix
 from vtensors_kernels.plain.small_form import (
     MAX_TOKENS,

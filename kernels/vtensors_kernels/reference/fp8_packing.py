@@ -14,8 +14,8 @@ from torch import Tensor
 from vtensors_formats import e4m3
 from vtensors_kernels.fp8.packed import CODE_BYTES, PackedFP8, Scales
 from vtensors_kernels.fp8.scales import FP8, SCALE_ROWS, block_scales, row_scale, scales_of
-from vtensors_kernels.nvfp4.packed import STEP_COLUMNS, TILE_ROWS, column_steps
-from vtensors_kernels.nvfp4.repack import check_parts
+from vtensors_kernels.packed_tiles import STEP_COLUMNS, TILE_ROWS, column_steps
+from vtensors_kernels.packing import check_parts
 from vtensors_kernels.reference.nvfp4_packing import packed_order
 
 # Where the eight bits of each of 4 codes (from bit 0; the sign is bit 7) go in a word.

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from vtensors_formats import NVFP4Weight, e4m3
 from vtensors_formats.groups import split_groups
-from vtensors_kernels.nvfp4.packed import TILE_ROWS, PackedNVFP4, column_steps, row_tiles
-from vtensors_kernels.nvfp4.repack import check_parts
+from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.packed_tiles import TILE_ROWS, column_steps, row_tiles
+from vtensors_kernels.packing import check_parts
 
 _GROUP = 16
 # Where the four bits of each of 8 codes (m, e, e, s from bit 0) go in a word.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_formats.plain import PlainWeight
+from vtensors_kernels.alignment import aligned
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.nvfp4.repack import aligned
 from vtensors_kernels.reference.embedding import embedding
 from vtensors_kernels.row_gather import RowGather
 from vtensors_kernels.steps.rows import device_of

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.arguments import output_for
 from vtensors_kernels.compiling.functions import Wanted, compile_many
-from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
+from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.gated_delta_net import GatedDeltaWeights
 from vtensors_kernels.steps.gated_delta_form import (
     PREFILL_COLUMNS,

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
+from vtensors_kernels.arguments import output_for
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
+from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.paged_attention import PAGE_TOKENS, AttentionShape
 from vtensors_kernels.steps.paged_prefill import PagedPrefill
 from vtensors_kernels.steps.rows import check_rows, check_vector, device_of

@@ -11,8 +11,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch, current_stream, float_bits, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.paged_attention import AttentionShape
 
 PREPARE, GATHER, GATE = (

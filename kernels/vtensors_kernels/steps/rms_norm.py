@@ -15,10 +15,11 @@ from torch import Tensor
 
 from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import RequestError, VtensorsError
+from vtensors_kernels.arguments import output_for
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend, output_for
+from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.rms_norm import rms_norm
 from vtensors_kernels.steps.rows import device_of
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from vtensors.errors import RequestError, VtensorsError
 from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
-from vtensors_kernels.compiling.launch import Launch, current_stream
-from vtensors_kernels.nvfp4.activations import dtype_defines, may_depend
+from vtensors_kernels.compiling.launch import Launch, current_stream, may_depend
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.sample_token import SETTINGS, kept_masses, sample_token
 from vtensors_kernels.steps.rows import check_rows, check_vector, device_of, row_stride
 

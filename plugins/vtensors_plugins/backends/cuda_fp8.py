@@ -137,7 +137,7 @@ def _fingerprint_stream(request: KernelRequest) -> str:
 
 
 def _fingerprint_segments(request: KernelRequest) -> str:
-    from vtensors_kernels.nvfp4.probes import fingerprint_of
+    from vtensors_kernels.probing import fingerprint_of
 
     sources = ("sm90/linear_fp8_wgmma_segments.cu", "sm90/permute_activations.cu")
     others = ("common/repack_fp8.cu", "common/rms_norm.cu")
@@ -145,7 +145,7 @@ def _fingerprint_segments(request: KernelRequest) -> str:
 
 
 def _fingerprint_widening(request: KernelRequest) -> str:
-    from vtensors_kernels.nvfp4.probes import fingerprint_of
+    from vtensors_kernels.probing import fingerprint_of
 
     sources = ("repack_fp8.cu", "dequantize_packed_fp8.cu", "finish_widened_nvfp4.cu")
     return fingerprint_line(request, fingerprint_of(request, *(f"common/{name}" for name in sources)))

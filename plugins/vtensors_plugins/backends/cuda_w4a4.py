@@ -141,7 +141,7 @@ def _cost(kernel: str) -> Callable[[KernelRequest], float]:
 
 def _depends_on(*sources: str) -> Callable[[KernelRequest], str]:
     def fingerprint(request: KernelRequest) -> str:
-        from vtensors_kernels.nvfp4.probes import fingerprint_of
+        from vtensors_kernels.probing import fingerprint_of
 
         return fingerprint_line(request, fingerprint_of(request, _QUANTIZER, *sources))
 

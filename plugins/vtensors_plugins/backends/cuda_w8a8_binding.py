@@ -23,8 +23,8 @@ from vtensors_kernels.fp8.repack import pack_fp8
 from vtensors_kernels.fp8.stacked import StackedFP8, stack_fp8
 from vtensors_kernels.fp8.w8a8 import W8A8Linear
 from vtensors_kernels.nvfp4 import finish
-from vtensors_kernels.nvfp4.probes import fingerprint_of
 from vtensors_kernels.nvfp4.repack import pack
+from vtensors_kernels.probing import fingerprint_of
 from vtensors_plugins.backends.cuda_calls import for_op
 from vtensors_plugins.backends.cuda_w8a8 import as_16_bits
 

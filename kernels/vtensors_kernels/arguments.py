@@ -1,5 +1,4 @@
-"""What launchers of linears share: checks of the input and of what goes with it, its pre-scale and macro; whether a
-launch may be a dependent one."""
+"""What launchers of linears share: checks of the input and of what goes with it, and its pre-scale."""
 
 from __future__ import annotations
 
@@ -7,20 +6,7 @@ import torch
 from torch import Tensor
 
 from vtensors.errors import RequestError
-from vtensors_kernels.compiling.architectures import macro_of
-from vtensors_kernels.compiling.launch import DeviceFunction
-from vtensors_kernels.nvfp4.repack import aligned
-
-HALVES = (torch.bfloat16, torch.float16)
-
-
-def dtype_defines(dtype: torch.dtype) -> dict[str, int]:
-    """`VT_F16` of an operand dtype. Raises RequestError unless it is bfloat16 or float16."""
-    if dtype not in HALVES:
-        raise RequestError(
-            "this kernel computes in 16 bits", seen=str(dtype), accepted="torch.bfloat16 or torch.float16"
-        )
-    return {"VT_F16": int(dtype == torch.float16)}
+from vtensors_kernels.alignment import aligned
 
 
 def check_x(x: Tensor, *, k: int, dtype: torch.dtype) -> None:
@@ -102,11 +88,3 @@ def input_source(pre_scale: Tensor | None, *, norm: bool) -> str:
     if norm and pre_scale is not None:
         raise RequestError("a pre-scale behind a norm rounds twice", fix="norm first, then the plain linear")
     return "norm" if norm else "plain" if pre_scale is None else "pre_scale"
-
-
-def may_depend(function: DeviceFunction) -> bool:
-    """Whether the function waits for its predecessor itself: compiled for compute capability 9.0 or newer.
-
-    Portable code does not, on whatever device it runs.
-    """
-    return macro_of(function.target) >= 900

@@ -9,6 +9,7 @@ from vtensors.errors import DeclarationError, RequestError
 from vtensors_engine.chat_messages import (
     Message,
     as_templates_read,
+    calls_text,
     check_messages,
     content_text,
     has_parts,
@@ -117,8 +118,11 @@ class ChatTemplate:
 
 
 def plain_text(messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-    """A conversation as lines `role: content`, for a template that must not run."""
-    lines = [f"{message['role']}: {content_text(message.get('content'))}" for message in messages]
+    """A conversation as lines `role: content`, for a template that must not run; calls of tools follow as JSON."""
+    lines = [
+        f"{message['role']}: {content_text(message.get('content'))}{calls_text(message)}"
+        for message in messages
+    ]
     return "\n".join([*lines, "assistant:"] if add_generation_prompt else lines)
 
 

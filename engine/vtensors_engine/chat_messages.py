@@ -6,6 +6,7 @@ A template prints what it is given: without a check, a message without content b
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 
@@ -83,6 +84,12 @@ def content_text(content: object) -> str:
     if isinstance(content, list | tuple):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return "" if content is None else str(content)
+
+
+def calls_text(message: Message) -> str:
+    """The tools that a message calls, as JSON; empty where it calls none."""
+    calls = {key: message[key] for key in _CALLS if message.get(key)}
+    return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:

@@ -166,3 +166,12 @@ def test_an_answer_that_claims_to_be_endless_is_refused() -> None:
         owner.render("x", json.loads("{}"), file="x")
     os.close(read)
     os.close(write)
+
+
+def test_plain_text_keeps_the_calls_of_tools() -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    text = plain_text(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}], add_generation_prompt=False
+    )
+    assert text.startswith('assistant: {"tool_calls": [{"type": "function"')
+    assert '"Zürich"' in text

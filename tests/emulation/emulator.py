@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from vtensors_kernels.compiling.sources import Source, load_source
@@ -112,6 +113,14 @@ def emulate(
         copy.free()
     if problem is not None:
         raise EmulationError(f"{function}: {problem.decode(errors='replace')}")
+
+
+def at_the_end_of_memory(size: int) -> Tensor:
+    """Bytes of 0xff, a multiple of 16, for launches that are given addresses: a page that faults follows them.
+
+    They are there for as long as the process.
+    """
+    return torch.frombuffer((ctypes.c_char * size).from_address(_Guarded(size).address), dtype=torch.uint8)
 
 
 def emulated_text(source: Source) -> tuple[str, tuple[str, ...]]:

@@ -24,6 +24,8 @@ inline void store_shared_128(unsigned address, uint4 v) { emulation::shared_valu
 inline void store_shared_16(unsigned address, unsigned short v) { emulation::shared_value<unsigned short>(address) = v; }
 inline void store_shared_float(unsigned address, float v) { emulation::shared_value<float>(address) = v; }
 inline unsigned kept(unsigned value) { return value; }
+template <typename T>
+inline T* kept(T* pointer) { return pointer; }
 
 // ---- mbarriers
 
@@ -93,7 +95,6 @@ inline void copy_bulk_once(unsigned to, const void* from, unsigned bytes, unsign
 }
 inline void copy_16(unsigned to, const void* from) { emulation::copy_now(to, from, 16); }
 inline void arrive_after_copies(unsigned barrier) { emulation::arrive_once(barrier); }
-inline void fence_async_proxy() {}
 
 // Copies waited for by groups (staged_copies_ptx.cuh): every other lane's are done at once, the others' as late as may
 // be, so that both what is read too early and what is written again too early shows.
@@ -143,6 +144,7 @@ inline void wait_copies() {
 inline int load_early(const int* from) { return *from; }
 inline float load_early(const float* from) { return *from; }
 inline unsigned short load_early(const unsigned short* from) { return *from; }
+inline unsigned load_early_apart(const unsigned short* from) { return *from; }
 
 // ---- clusters of one block
 
@@ -158,20 +160,18 @@ inline void store_remote(unsigned address, float4 v, unsigned barrier) {
   emulation::count_bytes(barrier, -16);
 }
 
-// ---- launches, barriers, counters in global memory
+// ---- launches, barriers
 
 inline void launch_dependents() {}
 inline void wait_for_predecessors() {}
 inline float load_written_float(const float* from) { return *from; }
 inline int load_hint(const int* from) { return *from; }
+inline int load_relaxed(const int* from) { return *from; }
+inline unsigned short load_relaxed(const unsigned short* from) { return *from; }
+inline float4 load_relaxed_float4(const float* from) { return *reinterpret_cast<const float4*>(from); }
 inline void sync_threads_of(unsigned barrier, unsigned threads) {
   emulation::u64 generation;
   emulation::sync_at(barrier, threads, generation);
-}
-inline unsigned count_arrival(unsigned* counter) { return (*counter)++; }
-inline unsigned read_arrivals(const unsigned* counter) {
-  emulation::spin();
-  return *counter;
 }
 
 // ---- conversions and pairs
@@ -300,3 +300,5 @@ inline void multiply_add_e2m1_16x8x64(float (&d)[4], uint4 a, unsigned b0, unsig
 inline uint4 load_weights_128(const unsigned char* from) { return *reinterpret_cast<const uint4*>(from); }
 inline unsigned load_weights_32(const unsigned char* from) { return *reinterpret_cast<const unsigned*>(from); }
 inline unsigned load_weights_16(const unsigned char* from) { return *reinterpret_cast<const unsigned short*>(from); }
+
+#include "warpgroups.h"

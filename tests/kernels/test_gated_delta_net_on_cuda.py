@@ -20,6 +20,7 @@ from gated_delta_cases import (
 )
 from vtensors_kernels.steps.gated_delta_net import GatedDeltaNetKernel
 from vtensors_kernels.steps.gated_delta_probe import probe_gated_delta_net
+from vtensors_kernels.steps.next_token import NextToken
 
 pytestmark = pytest.mark.gpu
 REAL = [(16, 48, 128, 128, 4), (16, 32, 128, 128, 4)]
@@ -150,6 +151,95 @@ def test_a_graph_of_steps_that_move_positions_on_gives_the_bits_of_single_steps(
             rows.append(out.clone())
         stream.synchronize()
     require_same((torch.cat(rows), *many), (wanted, *one), "the graph")
+
+
+class Mover:
+    """Adds to int32 tensors in a kernel that lets the next one start at once and writes at its end."""
+
+    def __init__(self, kernel: GatedDeltaNetKernel, rows: int) -> None:
+        self._next = NextToken("cuda", kernel.dtype)
+        self._logits = torch.randn(rows, 150_000, device="cuda").to(kernel.dtype)
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        self._largest = torch.zeros(rows, device="cuda")
+
+    def __call__(self, numbers: Tensor, steps: Tensor) -> None:
+        self._next(self._logits, self._tokens, numbers, steps, self._largest)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 32])
+@pytest.mark.parametrize("shape", [*REAL, OTHERS[1]], ids=[*IDS[:2], IDS[3]])
+def test_steps_right_behind_kernels_that_move_slots_and_positions_are_right(shape: Shape, rows: int) -> None:
+    kernel = make_kernel(*shape, device="cuda")
+    state = dirty_slots(kernel, rows + 1)
+    starts = [i % 7 for i in range(rows)]
+    for i, start in enumerate(starts):
+        if start:
+            prefilled(kernel, make_inputs(kernel, start, seed=i), state, slot=i)
+    first, second = make_inputs(kernel, rows, seed=98), make_inputs(kernel, rows, seed=99)
+    slots, positions = integers(kernel, *range(rows)), integers(kernel, *starts)
+    own = [x.clone() for x in state]
+    wanted = [
+        kernel.decode(*first.all(), *own, slots, positions),
+        kernel.decode(*second.all(), *own, slots, positions + 1),
+    ]
+    move, later, place = Mover(kernel, rows), positions + 1, (slots.clone(), positions.clone())
+    by = torch.zeros_like(slots), torch.zeros_like(slots)
+    moved = [x.clone() for x in state]
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def step() -> list[Tensor]:
+        for numbers, steps in zip(place, by, strict=True):
+            move(numbers, steps)
+        # The second finds the state that the first leaves.
+        ours = kernel.decode(*first.all(), *moved, *place)
+        return [ours, kernel.decode(*second.all(), *moved, slots, later)]
+
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            held = step()
+        for slot in (slots, slots.flip(0), slots + 1, slots + 1000, slots - 1000):
+            for position in (positions, positions - 1, positions + 9, positions * 0, positions - 1000):
+                for replayed in (True, False):
+                    told = (slot, position, slots - slot, positions - position)
+                    for x, source in zip((*place, *by), told, strict=True):
+                        x.copy_(source)
+                    for x, source in zip(moved, state, strict=True):
+                        x.copy_(source)
+                    if replayed:
+                        graph.replay()
+                    ours = held if replayed else step()
+                    stream.synchronize()
+                    what = f"told {slot.tolist()} at {position.tolist()}, replayed: {replayed}"
+                    require_same((*ours, *moved), (*wanted, *own), what)
+
+
+def test_a_graph_of_steps_each_behind_the_kernel_that_moves_positions_on() -> None:
+    kernel = make_kernel(*REAL[0], device="cuda")
+    inputs, one, many = make_inputs(kernel, 24), dirty_slots(kernel, 2), dirty_slots(kernel, 2)
+    wanted = decoded(kernel, inputs, one, slot=1)
+    move, slot, position = Mover(kernel, 1), integers(kernel, 1), integers(kernel, 0)
+    ones = torch.ones_like(position)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        kernel.decode(*inputs.rows(0, 1).all(), *dirty_slots(kernel, 2), slot, position)
+        move(position, ones)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            rows = []
+            for t in range(24):
+                rows.append(kernel.decode(*inputs.rows(t, t + 1).all(), *many, slot, position))
+                move(position, ones)
+        for _ in range(5):
+            for x in many:
+                x.fill_(float("nan"))
+            position.zero_()
+            graph.replay()
+            stream.synchronize()
+            require_same((torch.cat(rows), *many), (wanted, *one), "the graph")
 
 
 @pytest.mark.parametrize("shape", REAL, ids=IDS[:2])

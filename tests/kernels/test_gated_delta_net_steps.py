@@ -171,22 +171,41 @@ def test_rows_do_not_depend_on_their_neighbours_and_padding_is_harmless() -> Non
         assert same((moved[0][:3], moved[1][:3]), (alone[0][:3], alone[1][:3]))
 
 
-@pytest.mark.parametrize("hint", ["-1", "2", "1 << 24", "-2147483647"])
-def test_a_slot_number_that_is_not_written_yet_asks_for_no_memory_outside(
-    hint: str, monkeypatch: pytest.MonkeyPatch
+LOWEST, HIGHEST = "-2147483647 - 1", "2147483647"
+TRUE_SLOT, TRUE_POSITION = "slots[row]", "positions[row]"
+HINTS = [
+    # No slot at all.
+    *((slot, TRUE_POSITION) for slot in ("-1", "2", "1 << 24", LOWEST, HIGHEST)),
+    # Another sequence's; other threads' reading comes later.
+    ("0", TRUE_POSITION),
+    ("thread % 3 ? slots[row] : 0", TRUE_POSITION),
+    # The step before this one, the first token, places of the same entries, and no position at all.
+    *((TRUE_SLOT, at) for at in ("positions[row] - 1", "0", "positions[row] + 12", LOWEST, HIGHEST)),
+    ("thread & 32 ? slots[row] : 0", "thread % 2 ? positions[row] : 5"),
+]
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 32, 32, 4), (2, 2, 144, 144, 3)], ids=["4 taps", "3 taps"])
+@pytest.mark.parametrize(("slot", "position"), HINTS)
+def test_what_is_read_before_an_earlier_kernel_writes_it_changes_nothing(
+    slot: str, position: str, shape: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hinted(EmulatedLaunches):
         def source(self, form: FormLaunch) -> Source:
             own = load_source(form.source)
-            text = own.text.replace("load_hint(slots + row)", f"({hint})")
-            assert text != own.text
+            if form.function != "gated_delta_decode":
+                return own
+            text = own.text
+            for call, hint in (("load_hint(slots + row)", slot), ("load_hint(positions + row)", position)):
+                assert text.count(call) == 1
+                text = text.replace(call, f"({hint})")
             return Source(name=own.name, text=text)
 
-    inputs, wanted = make_inputs(make_kernel(), 2), dirty_slots(make_kernel(), 2)
-    out = decoded(make_kernel(), inputs, wanted, slot=1)
+    inputs, wanted = make_inputs(make_kernel(*shape), 6), dirty_slots(make_kernel(*shape), 2)
+    out = prefilled(make_kernel(*shape), inputs, wanted, slot=1)
     monkeypatch.setattr(gated_delta_net, "DeviceLaunches", Hinted)
-    state = dirty_slots(make_kernel(), 2)
-    assert torch.equal(decoded(make_kernel(), inputs, state, slot=1), out)
+    state = dirty_slots(make_kernel(*shape), 2)
+    assert torch.equal(decoded(make_kernel(*shape), inputs, state, slot=1), out)
     assert same(state, wanted)
 
 

@@ -1,4 +1,6 @@
-"""The self-test of a bound gated delta net kernel: a short prompt and a step of two rows against the reference."""
+"""The self-test of a bound gated delta net kernel: a short prompt, and a step of two rows right behind the kernels that
+say which sequences they are, against the reference.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ from torch import Tensor
 from vtensors.errors import VtensorsError
 from vtensors_kernels.reference.gated_delta_net import GatedDeltaWeights, gated_delta_net
 from vtensors_kernels.steps.gated_delta_net import GatedDeltaNetKernel
+from vtensors_kernels.steps.next_token import NextToken
 
 _TOKENS = 7
+# Logits of a row while whose largest is looked for the next kernel has begun.
+_LOGITS = 1 << 17
 # Of ||ours - reference|| / ||reference||: both round the convolution to 16 bits, not always the same way.
 _TOLERANCES = {torch.bfloat16: 2e-3, torch.float16: 4e-4}
 
@@ -55,7 +60,8 @@ def probe_gated_delta_net(kernel: GatedDeltaNetKernel) -> None:
     # Two sequences that are one token behind.
     prefill(1, _TOKENS - 1)
     prefill(2, 1)
-    rows, place = [_TOKENS - 1, 1], (integers(1, 2), integers(_TOKENS - 1, 1))
+    rows, place = [_TOKENS - 1, 1], (integers(2, 99), integers(1, _TOKENS))
+    _move(place, (integers(1, 2), integers(_TOKENS - 1, 1)), dtype)
     step = kernel.decode(qkv[rows], z[rows], b[rows], a[rows], history, memory, *place)
     for ours, other, what in (
         (step, torch.stack((whole[_TOKENS - 1], whole[1])), "outputs"),
@@ -68,6 +74,20 @@ def probe_gated_delta_net(kernel: GatedDeltaNetKernel) -> None:
                 f"a gated delta net gives other {what} for a step than for a prompt",
                 seen=f"{form.key_heads} and {form.value_heads} heads of {form.key_dim} and {form.value_dim}, {dtype}",
             )
+
+
+def _move(place: tuple[Tensor, ...], to: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    """Makes `place` be `to`; on a CUDA device by kernels behind which the next one starts before they are done."""
+    steps = [there - here for here, there in zip(place, to, strict=True)]
+    rows, device = len(place[0]), place[0].device
+    if device.type != "cuda":
+        for numbers, by in zip(place, steps, strict=True):
+            numbers += by
+        return
+    move, logits = NextToken(device, dtype), torch.zeros(rows, _LOGITS, dtype=dtype, device=device)
+    tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+    for numbers, by in zip(place, steps, strict=True):
+        move(logits, tokens, numbers, by, logits.new_zeros(rows, dtype=torch.float32))
 
 
 def _require(ours: Tensor, wanted: Tensor, accepted: float, what: str) -> None:

@@ -83,6 +83,15 @@ struct StatePart {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) load_columns(from + row_of(i, r) * kValue, s[i]);
   }
+  // The same of what may be another block's to write (then the numbers are any); for four columns.
+  __device__ __forceinline__ void load_relaxed(const float* from, int r) {
+    static_assert(columns == 4, "one load a row");
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float4 v = load_relaxed_float4(from + row_of(i, r) * kValue);
+      s[i][0] = v.x, s[i][1] = v.y, s[i][2] = v.z, s[i][3] = v.w;
+    }
+  }
   __device__ __forceinline__ void store(float* to, int r) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) store_columns(to + row_of(i, r) * kValue, s[i]);

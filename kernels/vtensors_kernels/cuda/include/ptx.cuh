@@ -67,6 +67,11 @@ __device__ __forceinline__ unsigned kept(unsigned value) {
   asm volatile("mov.b32 %0, %0;" : "+r"(value));
   return value;
 }
+template <typename T>
+__device__ __forceinline__ T* kept(T* pointer) {
+  asm volatile("mov.b64 %0, %0;" : "+l"(pointer));
+  return pointer;
+}
 
 // ---- mbarriers: `parity` is that of the phase waited for; a fresh barrier has completed the phase before 0.
 
@@ -213,6 +218,26 @@ __device__ __forceinline__ float load_written_float(const float* from) {
 __device__ __forceinline__ int load_hint(const int* from) {
   int v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+
+
+// Loads in the order of the source, none moved over a branch, of what another block may be writing: then they give any
+// number, and leave no old one in the first-level cache.
+__device__ __forceinline__ int load_relaxed(const int* from) {
+  int v;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ unsigned short load_relaxed(const unsigned short* from) {
+  unsigned short v;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load_relaxed_float4(const float* from) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
   return v;
 }
 

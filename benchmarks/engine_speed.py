@@ -105,7 +105,8 @@ def kernels_of(model: Any) -> dict[str, int]:
     """Kernel -> number of modules, over all numbers of rows."""
     found: Counter[str] = Counter()
     for record in model.selected:
-        found.update({name for _, _, name in record.kernels} or {record.kernel})
+        own = {name for _, _, name in record.kernels} or {record.kernel}
+        found.update(own if record.merged is None else {*own, record.merged[2]})
     return dict(sorted(found.items()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from operator import index
 from typing import Any
@@ -28,7 +28,8 @@ class BoundKernel:
 
     segments: the kernels and their rows; empty where the parts compute the op. prepared_bytes: of the weight in
     every layout that is kept, the stored one included. rejected: (kernel, reason) of those that serve nowhere.
-    plan: what was bound in the end; it differs from the one given where kernels failed.
+    plan: what was bound in the end; it differs from the one given where kernels failed. prepared: layout -> the weight
+    in it, of every layout that is kept.
     """
 
     call: Call
@@ -36,6 +37,7 @@ class BoundKernel:
     prepared_bytes: int
     rejected: Rejected
     plan: KernelPlan
+    prepared: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
     @property
     def kernel(self) -> KernelSpec | None:
@@ -74,13 +76,14 @@ def bind_plan(
                 break
             calls.append(bound)
         else:
-            layouts = {segment.kernel.layout for segment in plan.segments}
+            kept = {segment.kernel.layout: prepared[segment.kernel.layout] for segment in plan.segments}
             return BoundKernel(
                 call=_joined(plan, calls),
                 segments=plan.segments,
-                prepared_bytes=sum(_nbytes(prepared[layout]) for layout in layouts),
+                prepared_bytes=sum(_nbytes(weight) for weight in kept.values()),
                 rejected=plan.rejected,
                 plan=plan,
+                prepared=kept,
             )
     prepared.clear()
     if compose is None:

@@ -40,6 +40,7 @@ from vtensors_kernels.reference.paged_attention import AttentionShape
 from vtensors_kernels.steps.embedding_rows import bind_embedding_rows
 from vtensors_kernels.steps.gated_delta_net import GatedDeltaNetKernel
 from vtensors_kernels.steps.next_token import NextToken
+from vtensors_kernels.steps.norm_router import NormRouter
 from vtensors_kernels.steps.paged_attention import PagedAttention
 from vtensors_kernels.steps.paged_attention_probe import PagedCase
 from vtensors_kernels.steps.rms_norm import RMSNormKernel
@@ -109,6 +110,7 @@ def launch_nvfp4(n: int, k: int) -> None:
     if hopper():
         WgmmaSegments(packed, DTYPE, "linear_add")(x_of(27, k), residual[:27].contiguous())
         WgmmaSegments(pairs, DTYPE, "linear_swiglu")(x_of(19, k))
+        WgmmaSegments(pairs, DTYPE, "linear_swiglu").normed(x_of(30, k), gain, 1e-6)
         WgmmaLinear(packed, DTYPE)(x_of(61, k))
     packed_widening.bind_linear_add(packed, DTYPE)(x_of(70, k), residual)
     packed_widening.bind_linear_swiglu(pairs, DTYPE)(x_of(5, k))
@@ -181,12 +183,12 @@ def launch_plain(n: int, k: int) -> None:
 
 
 def launch_experts(n: int, k: int) -> None:
-    """Grouped experts and a shared one: few tokens, tokens that blocks find, tokens that are sorted."""
+    """Grouped experts and a shared one: few tokens, a batch, tokens that blocks find, tokens that are sorted."""
     hidden, width = k // 16 * 16, (n // 16 + 1) * 16
     shapes = ((width, hidden), (width, hidden), (hidden, width))
     for make in (nvfp4, fp8):
         call = GroupedExperts(pack_experts([make(*shape) for _ in range(5) for shape in shapes], 4), DTYPE)
-        for m in (1, 40, 130):
+        for m in (1, 23, 40, 130):
             chosen = torch.rand(m, 4, device="cuda").argsort(-1)[:, :3].to(torch.int32)
             x = x_of(m, hidden)
             call(x, chosen, torch.full((m, 3), 1 / 3, device="cuda"), x[:, :1], None, x)
@@ -196,6 +198,10 @@ def launch_steps(n: int, k: int) -> None:
     """Norm, router, gather of embeddings, the next token: chosen and drawn."""
     normed = RMSNormKernel(torch.ones(k, device="cuda"), 1e-6, DTYPE)(x_of(5, k))
     RouterTopk(8, DTYPE)(x_of(5, 257)[:, :256])
+    if hopper():
+        NormRouter(random_matrix(2 * n + 1, k, DTYPE, "cuda"), 2 * n, 3)(
+            x_of(11, k), torch.ones(k, device="cuda"), 1e-6
+        )
     tokens, steps = integers(*[0] * 5, dtype=torch.int64), integers(1, 1, 0, 1, 1)
     largest = torch.zeros(5, device="cuda")
     logits = x_of(5, 32 * n + 7)

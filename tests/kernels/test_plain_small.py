@@ -80,9 +80,9 @@ def test_a_row_has_the_same_bits_at_any_number_of_tokens(rows: int, normed: bool
     k = 712
     matrix, x = random_matrix(21, k, torch.bfloat16, "cpu"), random_rows(35, k, torch.bfloat16, "cpu")
     gain = torch.linspace(0.5, 1.5, k) if normed else None
-    one, two = [form for form in small_forms(False) if form.row_tiles == rows]
+    one, two, four = [form for form in small_forms(False) if form.row_tiles == rows]
     alone = torch.cat([run(matrix, x[t : t + 1], one, gain=gain) for t in range(35)])
-    for first, last, form in ((0, 16, one), (3, 20, two), (0, 35, two), (2, 35, one)):
+    for first, last, form in ((0, 8, one), (0, 16, two), (3, 20, four), (0, 35, four), (2, 35, one)):
         assert torch.equal(run(matrix, x[first:last], form, gain=gain, seed=1), alone[first:last])
 
 
@@ -94,7 +94,7 @@ def test_rows_of_x_and_of_the_residual_may_lie_apart() -> None:
         random_rows(6, 31, torch.bfloat16, "cpu", seed=3),
     )
     x, residual = wide[:, 32:96], added[:, 5:29]
-    form = SmallForm(16, 1, 1, 1)
+    form = SmallForm(16, 1, 2, 1)
     y = run(matrix, x, form, residual=residual)
     assert torch.equal(y, run(matrix, x.contiguous(), form, residual=residual.contiguous()))
 
@@ -102,7 +102,7 @@ def test_rows_of_x_and_of_the_residual_may_lie_apart() -> None:
 @needs_compiler
 def test_nothing_but_a_rows_own_numbers_enters() -> None:
     matrix, x = random_matrix(9, 264, torch.float16, "cpu"), random_rows(4, 264, torch.float16, "cpu")
-    form = SmallForm(16, 1, 1, 1)
+    form = SmallForm(16, 1, 2, 1)
     y = run(matrix, x, form)
     x[1] = float("nan")
     spoiled = run(matrix, x, form, arch=800)
@@ -117,6 +117,11 @@ def test_forms_of_a_shape_have_as_many_pieces_at_any_number_of_tokens() -> None:
             assert len({(form.pieces, form.row_tiles) for form in forms}) == 1
             assert target == "sm_90a" or all(form.cluster == 1 for form in forms)
     assert choose_small_form(96, 5120, 9, "sm_90a").cluster == 4
+    # Few rows are read sooner by four SMs together; with more rows that takes more columns or more tokens.
+    for n, k, clustered in ((64, 1024, 1), (128, 2048, 1), (129, 2048, 9), (528, 4096, 1), (96, 5120, 1)):
+        found = [choose_small_form(n, k, m, "sm_90a").cluster for m in (1, 8, 9, 64)]
+        assert found == [4 if m >= clustered else 1 for m in (1, 8, 9, 64)]
+    assert choose_small_form(529, 5120, 9, "sm_90a").cluster == 1
 
 
 def test_every_form_that_may_be_chosen_is_compiled_ahead() -> None:

@@ -274,6 +274,18 @@ def test_no_number_is_parted_from_its_unit(run: Run, columns: int, monkeypatch: 
         assert not re.match(r"\s+(us|[kMG]?B|x)\b", line), line
 
 
+def test_a_router_in_one_launch_is_told_for_the_devices_that_have_it(run: Run) -> None:
+    words = "M = 1..64 with the norm before it and the choice of experts behind, in one launch: norm_router"
+    for target in TARGETS:
+        group = _group(_report(run, MOE, "--assume", target), "model.layers.0.mlp.gate")
+        told = " ".join(run(MOE, "--assume", target)[1].split())
+        assert (f"merged {words}" in told) == ("norm_router" in told) == (target == "sm_90a")
+        if target != "sm_90a":
+            assert group["merged"] is None
+    merged = _group(_report(run, MOE, "--assume", "sm_90a"), "model.layers.0.mlp.gate")["merged"]
+    assert (merged["kernel"], merged["tokens"]) == ("norm_router", [1, 64])
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_every_modelled_cost_says_that_it_is_an_h200s(run: Run, target: str) -> None:
     text = " ".join(run(MIXED, "--assume", target)[1].split())

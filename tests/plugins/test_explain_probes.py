@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from fake_plugins import candidate, module
@@ -12,9 +13,11 @@ from vtensors.checkpoint import Checkpoint, open_checkpoint
 from vtensors.manager import Plugins
 from vtensors.records import KernelRequest, KernelSpec
 from vtensors.verdicts import Verdicts
+from vtensors_plugins.architectures.groups import Merged
 from vtensors_plugins.architectures.outline import outline
 from vtensors_plugins.commands import explain_probes
 from vtensors_plugins.commands.device_option import report_device
+from vtensors_plugins.commands.explain_lines import row_lines
 from vtensors_plugins.commands.explain_probes import probed, row_times
 from vtensors_plugins.commands.explain_rows import ExplainRow, Totals, explain_rows
 
@@ -82,6 +85,44 @@ def test_a_fused_kernel_that_fails_leaves_its_parts_with_the_reason(monkeypatch:
     names = [name for group in row.modules for name in group]
     assert len(names) == 4
     assert row.stored == sum(checkpoint.modules[name].nbytes for name in names)
+
+
+@pytest.mark.parametrize("why", [None, "failed its self-test: other bits"])
+def test_a_kernel_that_merges_launches_is_tested_and_gives_way(
+    why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, _ = _rows(monkeypatch)
+    tested: list[Any] = []
+
+    def failure(run: Any) -> str | None:
+        tested.append(run)
+        return why
+
+    merged = Merged(kernel="all_in_one", tokens=(1, 8), around="a norm", failure=failure)
+    groups = [attrs.evolve(group, merged=merged) for group in outline(checkpoint)]
+    device = report_device(None, "cpu")
+    rows = explain_rows(checkpoint, probed(checkpoint, groups), device)
+    assert tested
+    for row in rows:
+        text = "\n".join(row_lines(row, {}, 200))
+        assert row.merged == (merged if why is None else None)
+        assert row.is_fallback == (why is not None)
+        assert text.count(f"all_in_one: {why}") == (why is not None), row.name
+        assert ("M = 1..8 with a norm, in one launch: all_in_one" in text) == (why is None)
+
+
+def test_a_merged_launch_is_planned_for_the_kernels_that_it_was_planned_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint, _ = _rows(
+        monkeypatch,
+        _spec("linear_broken", "linear", works=False),
+        _spec("linear_sound", "linear", works=True, cost=2.0),
+    )
+    merged = Merged(kernel="all_in_one", tokens=(1, 8), around="a norm", failure=lambda run: None)
+    groups = [attrs.evolve(group, merged=merged) for group in outline(checkpoint)]
+    for group in probed(checkpoint, groups):
+        assert (group.merged is None) == (group.request.scheme == "nvfp4")
 
 
 def test_what_passes_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,8 @@ class Selected:
     kernel: of the smallest number of rows M; kernels: (fewest M, most M or None, kernel) for all of them.
     rejected: (kernel, reason) of those passed over. group: modules that are computed together, in the order of
     their rows. layout: the form that the kernel reads; prepared_bytes: of the whole group in every form that is kept,
-    told by its first module, 0 at the others.
+    told by its first module, 0 at the others. merged: (fewest M, most M, kernel) of one that computes the group and
+    what lies around it in one launch, so that `kernels` serve the other rows alone; None where there is none.
     """
 
     module: str
@@ -130,6 +131,7 @@ class Selected:
     prepared_bytes: int = 0
     group: tuple[str, ...] = ()
     not_fused: tuple[tuple[str, str], ...] = ()
+    merged: tuple[int, int, str] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from vtensors_plugins.architectures.models.decoder import Decoder
 
 
+# Rows of which a delta net's gates are computed before its large projections.
+_SMALL_FIRST = range(3, 17)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Chunk:
     """Some tokens of one prompt.
@@ -90,8 +94,14 @@ class DeltaNetMixer:
     def _inputs(self, h: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """qkv, z, b, a, history, memory, as the kernel takes them."""
         x = norm(h)
-        qkv, z = self.layer.qkvz(x)
-        b, a = self.layer.ba(x)
+        # Behind the large product the small one finds no free SM until the end; before it, it delays its start. Which
+        # costs less is a matter of rows (`benchmarks/engine_speed.py`); the results are the same.
+        if x.shape[0] in _SMALL_FIRST:
+            b, a = self.layer.ba(x)
+            qkv, z = self.layer.qkvz(x)
+        else:
+            qkv, z = self.layer.qkvz(x)
+            b, a = self.layer.ba(x)
         return qkv, z, b, a, self.cache.history, self.cache.memory
 
 

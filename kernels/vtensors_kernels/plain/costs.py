@@ -9,7 +9,7 @@ from vtensors.records import KernelRequest
 from vtensors_kernels.plain.small_form import SmallForm, choose_small_form
 
 # Start of a launch; a megabyte into one SM, and from memory into all of them; what four blocks need to meet.
-_START, _PER_SM, _PER_MB, _MEET = 1.6, 10.0, 0.24, 0.6
+_START, _PER_SM, _PER_MB, _MEET = 1.6, 10.0, 0.24, 0.1
 _SMS, _NORM, _NORM_TOKEN = 132, 0.3, 0.02
 # Beyond 8 tokens x is read about as often as the weights are; a second turn of tokens reads the weights again.
 _TOKEN_PER_MB = 0.005
@@ -24,9 +24,9 @@ def small_cost(request: KernelRequest) -> float:
     (n, k), m = request.shape or (0, 0), request.tokens[0]
     form = choose_small_form(n, k, m, "sm_90a")
     columns, _, _ = form.grid(n, m)
-    turns = -(-m // (16 * form.token_tiles))
+    turns = -(-m // (8 * form.token_groups))
     rounds = -(-columns * turns // _SMS)
-    into_one = rounds * k / form.cluster * (8 * form.row_tiles + min(m, 16 * form.token_tiles)) * 2 / 1e6
+    into_one = rounds * k / form.cluster * (8 * form.row_tiles + min(m, 8 * form.token_groups)) * 2 / 1e6
     of_all = turns * n * k * 2 / 1e6 * (_PER_MB + _TOKEN_PER_MB * max(0, min(m, 32) - 8))
     return _START + max(_streams(form) * into_one, of_all) + _extras(request, form, m)
 

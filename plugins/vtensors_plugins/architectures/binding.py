@@ -23,7 +23,7 @@ from vtensors_plugins.architectures.fusing import (
     why_apart,
     why_experts_apart,
 )
-from vtensors_plugins.architectures.groups import DryRun, PlannedGroup
+from vtensors_plugins.architectures.groups import DryRun, Merged, PlannedGroup
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -68,6 +68,11 @@ class Binder:
 
     def whole(self, op: str, group: Group) -> Callable[..., Any] | None:
         """The call of a fused op as its contract says, or None where its steps are to be taken instead."""
+        bound = self.bound(op, group)
+        return None if bound is None else bound.call
+
+    def bound(self, op: str, group: Group) -> BoundKernel | None:
+        """`whole`, and the kernels behind it with the weights that they have prepared."""
         why = (why_experts_apart if op == "experts" else why_apart)(group.parts)
         if why is None and op.endswith("linear_swiglu") and len(set(group.widths)) > 1:
             why = f"gate and up have {' and '.join(map(str, group.widths))} rows"
@@ -80,7 +85,8 @@ class Binder:
                 return self._noted(self.dry_run, plan, group)
             bound = bind_plan(plan, _weights(group), self.verdicts, compose=_apart)
             if not bound.decomposed:
-                return self._recorded(bound, group)
+                self._record(bound, group)
+                return bound
             group.not_fused += bound.rejected
         else:
             group.not_fused += plan.rejected or ((op, "no kernel is registered for it"),)
@@ -90,8 +96,30 @@ class Binder:
         """The call of an op that is not made of others. Raises VtensorsError where no kernel serves it."""
         plan = self._plan(op, group)
         if self.dry_run is not None:
-            return self._noted(self.dry_run, plan, group)
-        return self._recorded(bind_plan(plan, _weights(group), self.verdicts), group)
+            return self._noted(self.dry_run, plan, group).call
+        bound = bind_plan(plan, _weights(group), self.verdicts)
+        self._record(bound, group)
+        return bound.call
+
+    def merges(self, merged: Merged, parts: int) -> bool:
+        """Records that a kernel computes the so many parts bound last, and what lies around them.
+
+        False where that is only planned, and where the kernel fails its self-test, which is recorded instead.
+        """
+        if self.dry_run is not None:
+            self.dry_run.planned[-1] = attrs.evolve(self.dry_run.planned[-1], merged=merged)
+            return False
+        why = merged.failure(self.verdicts.run)
+        failed = () if why is None else ((merged.kernel, why),)
+        self.selected[-parts:] = [
+            attrs.evolve(
+                record,
+                not_fused=record.not_fused + failed,
+                merged=None if failed else (*merged.tokens, merged.kernel),
+            )
+            for record in self.selected[-parts:]
+        ]
+        return not failed
 
     def _plan(self, op: str, group: Group) -> KernelPlan:
         request = self._request(op, group)
@@ -128,7 +156,7 @@ class Binder:
             assumed=self.dry_run is not None and self.dry_run.assumed,
         )
 
-    def _noted(self, dry_run: DryRun, plan: KernelPlan, group: Group) -> Callable[..., Any]:
+    def _noted(self, dry_run: DryRun, plan: KernelPlan, group: Group) -> BoundKernel:
         dry_run.planned.append(
             PlannedGroup(
                 modules=tuple(part.name for part in group.parts),
@@ -141,9 +169,11 @@ class Binder:
                 nbytes=sum(part.weight.nbytes for part in group.parts),
             )
         )
-        return _unbound
+        return BoundKernel(
+            call=_unbound, segments=plan.segments, prepared_bytes=0, rejected=plan.rejected, plan=plan
+        )
 
-    def _recorded(self, bound: BoundKernel, group: Group) -> Callable[..., Any]:
+    def _record(self, bound: BoundKernel, group: Group) -> None:
         kernels = tuple((*segment.tokens, segment.kernel.name) for segment in bound.segments)
         names = tuple(part.name for part in group.parts)
         for index, part in enumerate(group.parts):
@@ -164,7 +194,6 @@ class Binder:
                     not_fused=group.not_fused,
                 )
             )
-        return bound.call
 
 
 def _weights(group: Group) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vtensors import records
 from vtensors.errors import ArchitectureError
+from vtensors.kernel_binding import BoundKernel
 from vtensors.kernel_candidates import CostOf
 from vtensors.kernel_rules import NO_RULES, KernelRules
 from vtensors.records import KernelSpec, Selected
@@ -22,7 +23,7 @@ from vtensors_kernels.reference.linear_argmax import argmax
 from vtensors_kernels.reference.swiglu import swiglu
 from vtensors_plugins.architectures.binding import Binder, Group
 from vtensors_plugins.architectures.fusing import Part, why_experts_apart
-from vtensors_plugins.architectures.groups import DryRun
+from vtensors_plugins.architectures.groups import DryRun, Merged
 from vtensors_plugins.architectures.models.norm import RMSNorm
 from vtensors_plugins.architectures.scale_doubts import ScaleDoubts
 
@@ -118,6 +119,19 @@ class Parts:
     def linears(self, names: Sequence[str], *, bias: bool = False) -> LinearsCall:
         """Several weights over one x, in order."""
         return self._linears(self._group("linears", names, bias=bias))
+
+    def bound_linears(self, names: Sequence[str]) -> tuple[LinearsCall, BoundKernel | None]:
+        """`linears`, and the kernels that compute all weights at once; None where each has its own."""
+        group = self._group("linears", names)
+        bound = self._binder.bound("linears", group)
+        return (self._apart(group), None) if bound is None else (_split(bound.call, group), bound)
+
+    def merges(self, merged: Merged, parts: int) -> bool:
+        """Whether that kernel is to compute the so many weights asked for last, and what lies around them.
+
+        False for a plan, which notes it, and where the kernel fails its self-test, which the weights' records tell.
+        """
+        return self._binder.merges(merged, parts)
 
     def norm_linears(self, names: Sequence[str], *, bias: bool = False) -> NormedLinearsCall:
         """Several weights over one x that goes through a norm first."""
@@ -242,11 +256,11 @@ class Parts:
 
     def _linears(self, group: Group) -> LinearsCall:
         fused = self._binder.whole("linears", group)
-        if fused is None:
-            calls = tuple(self._linear(part) for part in group.split())
-            return lambda x: tuple(call(x) for call in calls)
-        widths = group.widths
-        return lambda x: torch.split(fused(x), widths, dim=-1)
+        return self._apart(group) if fused is None else _split(fused, group)
+
+    def _apart(self, group: Group) -> LinearsCall:
+        calls = tuple(self._linear(part) for part in group.split())
+        return lambda x: tuple(call(x) for call in calls)
 
     def _linear_swiglu(self, group: Group) -> LinearCall:
         fused = self._binder.whole("linear_swiglu", group)
@@ -259,6 +273,12 @@ class Parts:
             return swiglu(gate, up)
 
         return call
+
+
+def _split(fused: LinearCall, group: Group) -> LinearsCall:
+    """One result per part of the group."""
+    widths = group.widths
+    return lambda x: torch.split(fused(x), widths, dim=-1)
 
 
 def _swiglu_expert(calls: Sequence[LinearCall]) -> LinearCall:

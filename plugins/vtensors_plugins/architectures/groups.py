@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 from vtensors.records import KernelRequest
 from vtensors.selection import KernelPlan
+from vtensors.self_test_runs import Runner
+
+
+@attrs.frozen(kw_only=True)
+class Merged:
+    """A kernel that computes a group and what lies around it in one launch, with the bits of the group's own kernels.
+
+    kernel: its name. tokens: the rows M that it serves. around: what else it computes, in words. failure: runs its
+    self-test on the device, which must be there: why it does not work, None where it passes.
+    """
+
+    kernel: str
+    tokens: tuple[int, int]
+    around: str
+    failure: Callable[[Runner], str | None] = attrs.field(eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -14,7 +31,8 @@ class PlannedGroup:
 
     modules: in the order of their rows. asked: the op that the layer asked for; request: what is planned in
     the end, so request.op is asked or a step of its decomposition, as not_fused explains: (op or kernel, reason).
-    declared: activation precision of each module. assumes: what headers cannot tell. nbytes: stored.
+    declared: activation precision of each module. assumes: what headers cannot tell. nbytes: stored. merged: what
+    computes some rows instead of the plan's kernels.
     """
 
     modules: tuple[str, ...]
@@ -25,6 +43,7 @@ class PlannedGroup:
     not_fused: tuple[tuple[str, str], ...] = ()
     assumes: tuple[str, ...] = ()
     nbytes: int = 0
+    merged: Merged | None = None
 
 
 @attrs.define(kw_only=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from vtensors.counts import counted
-from vtensors.kernel_candidates import cost_in_words
+from vtensors.kernel_candidates import cost_in_words, rows_in_words
 from vtensors.records import KernelSpec
 from vtensors_plugins.commands.explain_reasons import together, told_reasons
 from vtensors_plugins.commands.explain_rows import ExplainRow, SegmentRow, Totals
@@ -51,6 +51,10 @@ def row_lines(
         lines += [_line("", f"{what}: {reason}", width) for what, reason in seen or nobody]
     lines += [_line("assumes", text, width) for text in row.assumes]
     lines += [_line(segment.rows, _kernel_words(segment), width) for segment in row.segments]
+    if row.merged is not None:
+        rows = rows_in_words(row.merged.tokens)
+        words = f"{rows} with {row.merged.around}, in one launch: {row.merged.kernel}"
+        lines.append(_line("merged", words, width))
     prepared = "unknown: the layout does not tell" if row.prepared is None else size(row.prepared)
     lines.append(_line("bytes", f"{size(row.stored)} stored, {prepared} prepared", width))
     if times:
@@ -58,7 +62,8 @@ def row_lines(
         lines.append(_line("measured", ", ".join(told), width))
     serving = {segment.kernel for segment in row.segments}
     told_lost = told_reasons([(segment.tokens, segment.lost) for segment in row.segments], kernels)
-    losers = [pair for pair in told_lost if pair[0] not in serving and _speaks(pair[0], row, kernels)]
+    losers = [pair for pair in row.not_fused if whole and pair in row.failures]
+    losers += [pair for pair in told_lost if pair[0] not in serving and _speaks(pair[0], row, kernels)]
     for index, (names, reason) in enumerate(together(losers)):
         lines.append(_line("" if index else "not", f"{names}: {reason}", width))
     return lines

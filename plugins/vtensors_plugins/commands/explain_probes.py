@@ -39,7 +39,7 @@ def probed(checkpoint: Checkpoint, groups: Sequence[PlannedGroup]) -> tuple[Plan
         for group in groups:
             if group.plan not in plans:
                 plans[group.plan] = _tested(group.plan, verdicts)
-            found += _as_planned(group, plans[group.plan], verdicts)
+            found += _as_planned(_merging(group, plans[group.plan], verdicts), plans[group.plan], verdicts)
     return tuple(found)
 
 
@@ -70,6 +70,18 @@ def _tested(plan: KernelPlan, verdicts: Verdicts) -> KernelPlan:
                 break
         else:
             return plan
+
+
+def _merging(group: PlannedGroup, plan: KernelPlan, verdicts: Verdicts) -> PlannedGroup:
+    """The group without the kernel that is to merge it with what lies around, where it fails or others are planned."""
+    if group.merged is None:
+        return group
+    if plan != group.plan:
+        return attrs.evolve(group, merged=None)
+    why = group.merged.failure(verdicts.run)
+    if why is None:
+        return group
+    return attrs.evolve(group, merged=None, not_fused=(*group.not_fused, (group.merged.kernel, why)))
 
 
 def _as_planned(group: PlannedGroup, plan: KernelPlan, verdicts: Verdicts) -> list[PlannedGroup]:

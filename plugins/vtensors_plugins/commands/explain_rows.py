@@ -13,7 +13,7 @@ from vtensors.kernel_plans import Segment
 from vtensors.modules import is_quantized
 from vtensors.records import KernelRequest
 from vtensors_kernels.layouts import prepared_bytes
-from vtensors_plugins.architectures.groups import PlannedGroup
+from vtensors_plugins.architectures.groups import Merged, PlannedGroup
 from vtensors_plugins.commands.device_option import ReportDevice
 from vtensors_plugins.commands.explain_reasons import Kernels, reworded
 from vtensors_plugins.commands.kernel_facts import modelled_for, state_on
@@ -55,8 +55,9 @@ class ExplainRow:
     """Groups of modules that are computed alike.
 
     modules: of each group, in order of the rows of its weight. request: of one group; request.op is what runs,
-    asked what the layer asked for, not_fused why they differ. algorithms: the publisher's words. declared:
-    activation precisions. stored, prepared: bytes of all groups; prepared None where a layout does not tell.
+    asked what the layer asked for, not_fused why they differ, or what failed to merge it. algorithms: the publisher's
+    words. declared: activation precisions. stored, prepared: bytes of all groups; prepared None where a layout does
+    not tell. merged: what computes some rows instead of the segments.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ExplainRow:
     segments: tuple[SegmentRow, ...]
     stored: int
     prepared: int | None
+    merged: Merged | None = None
 
     @property
     def weights(self) -> int:
@@ -127,6 +129,13 @@ class ExplainRow:
                 }
                 for segment in self.segments
             ],
+            "merged": None
+            if self.merged is None
+            else {
+                "tokens": list(self.merged.tokens),
+                "kernel": self.merged.kernel,
+                "with": self.merged.around,
+            },
             "stored_bytes": self.stored,
             "prepared_bytes": self.prepared,
             "fallback": self.is_fallback,
@@ -218,6 +227,7 @@ def _row(checkpoint: Checkpoint, kernels: Kernels, group: PlannedGroup, device: 
         segments=tuple(_segment(segment, kernels, device) for segment in group.plan.segments),
         stored=0,
         prepared=0,
+        merged=group.merged,
     )
 
 

@@ -8,14 +8,15 @@
 // Grid: clusters of kCluster blocks, one for every kRows rows of w; y: one for every kTokens tokens. Block: kWarps
 // warps, which are its pieces; in a cluster a block is one group, and the first one adds what the others send. Tokens
 // are the 16-row operand of the products, rows of w the 8-column one: lane 4 g + c holds columns 8 c to 8 c + 7 of a
-// step for row g of w and for tokens g and g + 8. As many steps of w as kAhead are in registers before the kernels
-// before this one have ended.
+// step for row g of w and for tokens g and g + 8, of which eight tokens leave the second out. As many steps of w as
+// kAhead are in registers before the kernels before this one have ended.
 //
 // Shapes: any M and N; K and the strides of x multiples of 8, x and w aligned to 16 bytes.
 // Shared memory: static. Arch: sm_80 and newer; clusters and dependent launch from sm_90 on.
 
 #include "include/ptx.cuh"
 #include "include/weights_ptx.cuh"
+#include "include/piece_sums.cuh"
 #include "include/sixteen_bits.cuh"
 #include "include/row_values.cuh"
 
@@ -25,8 +26,8 @@
 #ifndef VT_CLUSTER
 #define VT_CLUSTER 1
 #endif
-#ifndef VT_TOKEN_TILES
-#define VT_TOKEN_TILES 1
+#ifndef VT_TOKEN_GROUPS
+#define VT_TOKEN_GROUPS 2  // of eight tokens: 1, 2 or 4
 #endif
 #ifndef VT_ROW_TILES
 #define VT_ROW_TILES 1
@@ -40,13 +41,14 @@
 #define VT_CLUSTER_ATTRIBUTE
 #endif
 
-constexpr int kWarps = VT_WARPS, kCluster = VT_CLUSTER, kTokenTiles = VT_TOKEN_TILES, kRowTiles = VT_ROW_TILES;
-constexpr int kPieces = kWarps * kCluster, kGroup = 4, kThreads = 32 * kWarps;
-constexpr int kTokens = 16 * kTokenTiles, kRows = 8 * kRowTiles, kStep = 32;
+constexpr int kWarps = VT_WARPS, kCluster = VT_CLUSTER, kTokenGroups = VT_TOKEN_GROUPS, kRowTiles = VT_ROW_TILES;
+constexpr int kPieces = kWarps * kCluster, kThreads = 32 * kWarps;
+constexpr int kTokenTiles = (kTokenGroups + 1) / 2, kTokens = 8 * kTokenGroups, kRows = 8 * kRowTiles, kStep = 32;
 // Steps of w in registers, as many as leave no spills, and of those the ones whose x is loaded together.
 constexpr bool kRoomy = kTokenTiles + VT_NORM <= (kThreads <= 128 ? 2 : 1);
 constexpr int kAhead = kRowTiles > 1 ? 4 - kTokenTiles - VT_NORM : kRoomy ? 10 : 5 - kTokenTiles - VT_NORM;
-constexpr int kAtOnce = kTokenTiles == 1 && kRowTiles == 1 && !VT_NORM ? kAhead / 2 : 1;
+constexpr bool kOneTile = kTokenTiles == 1 && kRowTiles == 1 && !VT_NORM;
+constexpr int kAtOnce = !kOneTile ? 1 : kThreads <= 128 || kTokenGroups == 1 ? kAhead : kAhead / 2;
 constexpr int kBlocksPerSm = kRowTiles > 1 ? 2 : 1;
 static_assert(kWarps % kGroup == 0 && (kCluster == 1 || kWarps == kGroup), "a block of a cluster is a group");
 static_assert(kCluster == 1 || VT_ARCH >= 900, "clusters come with sm_90");
@@ -92,25 +94,6 @@ __device__ __forceinline__ void load_gains(const float* __restrict__ from, float
   gains[4] = high.x, gains[5] = high.y, gains[6] = high.z, gains[7] = high.w;
 }
 
-// The pieces of one group, or the groups, one after the other.
-__device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
-  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
-// The sum of the block's groups at a place of every warp's sums, `stride` floats apart.
-__device__ __forceinline__ float4 block_sum(const float* at, int stride) {
-  float4 total;
-#pragma unroll
-  for (int group = 0; group < kWarps / kGroup; ++group) {
-    float4 sum = *reinterpret_cast<const float4*>(at + group * kGroup * stride);
-#pragma unroll
-    for (int piece = 1; piece < kGroup; ++piece)
-      sum = sum_of(sum, *reinterpret_cast<const float4*>(at + (group * kGroup + piece) * stride));
-    total = group ? sum_of(total, sum) : sum;
-  }
-  return total;
-}
-
 extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlocksPerSm) linear_plain_small(
     const unsigned char* __restrict__ w,  // [N, K] bf16 or f16
     const unsigned short* x,              // [M, K], rows x_stride apart; as ptx.cuh says of what earlier kernels write
@@ -149,9 +132,9 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
     const int row = min(first_row + r * 8 + g, n - 1);  // rows beyond the last are summed and not stored
     rows[r] = w + 2 * (static_cast<long long>(row) * k + column);
   }
-  const unsigned short* tokens[2 * kTokenTiles];
+  const unsigned short* tokens[kTokenGroups];
 #pragma unroll
-  for (int t = 0; t < 2 * kTokenTiles; ++t) tokens[t] = x + (first_token + t * 8 + g) * x_stride + column;
+  for (int t = 0; t < kTokenGroups; ++t) tokens[t] = x + (first_token + t * 8 + g) * x_stride + column;
 
   uint4 ahead[kAhead][kRowTiles];
 #pragma unroll
@@ -160,17 +143,17 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
     for (int r = 0; r < kRowTiles; ++r) ahead[i][r] = load_weights_if(i * kStep < left, rows[r] + 2 * i * kStep);
 
   float d[kTokenTiles][kRowTiles][4] = {};
-  float squares[2 * kTokenTiles] = {};
+  float squares[kTokenGroups] = {};
   wait_for_predecessors();
 #pragma unroll 1
   for (int base = begin; base < end; base += kAhead) {
 #pragma unroll
     for (int first = 0; first < kAhead; first += kAtOnce) {
-      uint4 xs[kAtOnce][2 * kTokenTiles];
+      uint4 xs[kAtOnce][kTokenGroups];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
-        for (int t = 0; t < 2 * kTokenTiles; ++t)
+        for (int t = 0; t < kTokenGroups; ++t)
           xs[i][t] = load_if((first + i) * kStep < left && t * 8 + g < m, tokens[t] + (first + i) * kStep);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -179,11 +162,12 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
         float gains[8] = {};
         if (step * kStep < left) load_gains(gain + base * kStep + c * 8 + step * kStep, gains);
 #pragma unroll
-        for (int t = 0; t < 2 * kTokenTiles; ++t) xs[i][t] = gained(xs[i][t], gains, squares[t]);
+        for (int t = 0; t < kTokenGroups; ++t) xs[i][t] = gained(xs[i][t], gains, squares[t]);
 #endif
 #pragma unroll
         for (int t = 0; t < kTokenTiles; ++t) {
-          const uint4 low = xs[i][2 * t], high = xs[i][2 * t + 1];
+          const uint4 low = xs[i][2 * t];
+          const uint4 high = 2 * t + 1 < kTokenGroups ? xs[i][2 * t + 1] : make_uint4(0, 0, 0, 0);
 #pragma unroll
           for (int r = 0; r < kRowTiles; ++r) {
             const uint4 b = ahead[step][r];
@@ -201,11 +185,11 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) rows[r] += 2 * kAhead * kStep;
 #pragma unroll
-    for (int t = 0; t < 2 * kTokenTiles; ++t) tokens[t] += kAhead * kStep;
+    for (int t = 0; t < kTokenGroups; ++t) tokens[t] += kAhead * kStep;
   }
 
 #pragma unroll
-  for (int t = 0; t < 2 * kTokenTiles; ++t) {
+  for (int t = 0; t < kTokenGroups; ++t) {
     const int token = t * 8 + g;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r)
@@ -240,7 +224,7 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
         const float* from = product ? &sums.products[0][0][4 * place] : &sums.squares[0][4 * place];
         const float* to = product ? &own->products[0][4 * place] : &own->squares[4 * place];
         store_remote(cluster_address(shared_address(to), 0),
-                     block_sum(from, product ? kTokens * kRows : kTokens), there);
+                     sum_of_pieces<kWarps>(from, product ? kTokens * kRows : kTokens), there);
       }
       return;
     }
@@ -248,10 +232,10 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
 #endif
   for (int i = threadIdx.x; i < m * kWords; i += kThreads) {
     const int token = i / kWords, word = i % kWords;
-    float4 total = block_sum(&sums.products[0][token][4 * word], kTokens * kRows);
+    float4 total = sum_of_pieces<kWarps>(&sums.products[0][token][4 * word], kTokens * kRows);
     float scale = 1.0f;
 #if VT_NORM
-    float4 square = block_sum(&sums.squares[0][token / 4 * 4], kTokens);
+    float4 square = sum_of_pieces<kWarps>(&sums.squares[0][token / 4 * 4], kTokens);
 #endif
 #pragma unroll
     for (int other = 0; other < kCluster - 1; ++other) {

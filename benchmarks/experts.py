@@ -40,9 +40,11 @@ from vtensors_kernels.random_weights import random_weights
 HIDDEN, WIDTH, EXPERTS, TOP, LAYERS = 2048, 512, 256, 8, 40
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 # Of what is not NVFP4 without a shared expert.
-FEWER_TOKENS = (1, 8, 32, 2048)
+FEWER_TOKENS = (1, 8, 16, 32, 2048)
 # Layers that are timed where tokens are many: a graph of 40 would take long, and the cache is passed at once.
 MANY_LAYERS = 8
+# Pairs from which a batch has kernels of its own: of none.
+NO_BATCH = MOST_PAIRS + 1
 PEER = {"name": "vLLM 0.26 Marlin MoE", "tokens": 1, "ms_of_40_layers": 0.91}
 
 
@@ -182,11 +184,20 @@ def tunings(m: int) -> Iterator[tuple[str, ExpertsTuning]]:
             direct = attrs.evolve(down_form(WIDTH, 1152), units=units)
             yield (
                 f"{name}, direct {units}",
-                ExpertsTuning(few=(first, None), direct=direct, tiles=(up, None), direct_pairs=MOST_PAIRS),
+                ExpertsTuning(
+                    few=(first, None),
+                    direct=direct,
+                    tiles=(up, None),
+                    direct_pairs=MOST_PAIRS,
+                    batch_pairs=NO_BATCH,
+                ),
             )
         for down in (4, 8, 16) if m >= 4 else ():
             few = first, second
-            yield f"{name} {down}, finish", ExpertsTuning(few=few, tiles=(up, down), direct_pairs=0)
+            yield (
+                f"{name} {down}, finish",
+                ExpertsTuning(few=few, tiles=(up, down), direct_pairs=0, batch_pairs=NO_BATCH),
+            )
 
 
 def sweep(layers: Layers, tokens: Sequence[int], *, shared: bool) -> None:

@@ -1,29 +1,28 @@
-"""Forms and grids of the grouped experts at a few tokens, timed: what `experts/form.py` is tuned by.
+"""Forms and grids of the grouped experts at a few tokens, timed: what `experts/*form.py` are tuned by.
 
-    python benchmarks/experts_sweep.py [--tokens 1,2,4,8] [--seconds 50] [--layers 40]
+    python benchmarks/experts_sweep.py [--tokens 1,2,4,8] [--scheme nvfp4] [--seconds 50] [--layers 40]
 
 The chain of a decode step's layer is timed, in one CUDA graph over many layers: norm, router, choice, gate_up, down,
 each launch dependent on the one before. Shapes are those of the 35B with its shared expert. `chain` is the whole layer,
 `experts` what is left of it without norm, router and choice, `isolated` the launches of the experts alone. Every result
-must have the bits of the shipped form; `*` marks that form. Behind the tokens stands how many experts a layer reads and
-the time that their bytes take at 4.3 TB/s.
+must have the bits of the shipped form; `*` marks that form, and both ways that a few tokens may go, `gate_up, down` and
+`batch`, are shown beside it. Behind the tokens stands how many experts a layer reads and the time that their bytes take
+at 4.3 TB/s.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from itertools import product
 
 import attrs
 import torch
 from cuda_device import require_cuda
-from experts import EXPERTS, HIDDEN, TOP, WIDTH, Layers
+from experts import EXPERTS, HIDDEN, TOP, Layers
+from experts_tunings import tunings
 from graph_timing import time_calls
 from torch import Tensor
 
-from vtensors_kernels.experts.form import MOST_PAIRS, ExpertsTuning, down_form, form_for
 from vtensors_kernels.experts.launches import GroupedExperts
 from vtensors_kernels.plain.probe import random_matrix
 from vtensors_kernels.plain.small import SmallLinear
@@ -31,8 +30,7 @@ from vtensors_kernels.steps.rms_norm import RMSNormKernel
 from vtensors_kernels.steps.router import RouterTopk
 
 DTYPE = torch.bfloat16
-BLOCK_BYTES = 1152
-SHOWN = 8
+SHOWN, ALWAYS_SHOWN = 8, 3
 _BYTES_PER_US = 4.3e6
 
 
@@ -63,25 +61,6 @@ class Chain:
         return (normed, *self.choose(logits[:, :EXPERTS]), logits[:, EXPERTS:])
 
 
-def tunings(m: int) -> Iterator[tuple[str, ExpertsTuning]]:
-    """The shipped one first; then row tiles of gate_up and of down, blocks of weights on their way."""
-    yield "* shipped", ExpertsTuning()
-    ups = {1: (2, 3, 4, 5, 7), 2: (3, 4, 5, 8, 10), 4: (4, 6, 8, 11, 16), 8: (6, 8, 11, 16)}
-    downs = {1: (1, 2), 2: (1, 2), 4: (1, 2, 4), 8: (2, 3, 4, 8)}
-    size = min(ups, key=lambda known: (abs(known - m), known))
-    for up, down in product(ups[size], downs[size]):
-        yield f"tiles {up} {down}", ExpertsTuning(tiles=(up, down))
-    first, second = form_for(HIDDEN, BLOCK_BYTES, many=False), down_form(WIDTH, BLOCK_BYTES)
-    for depth, blocks in ((3, 2), (5, 2), (6, 1), (8, 1)):
-        form = attrs.evolve(first, depth=depth, blocks_per_sm=blocks)
-        yield f"gate_up depth {depth} blocks {blocks}", ExpertsTuning(few=(form, None))
-    for depth, units in ((3, 2), (4, 2), (6, 2), (3, 4)):
-        form = attrs.evolve(second, depth=depth, units=units, blocks_per_sm=2 if units == 2 else 1)
-        yield f"down depth {depth} units {units}", ExpertsTuning(direct=form)
-    yield "down and finish", ExpertsTuning(direct_pairs=0)
-    yield "down alone", ExpertsTuning(direct_pairs=MOST_PAIRS)
-
-
 def sweep(layers: Layers, chain: Chain, m: int, until: float) -> None:
     """Prints the fastest tunings for m tokens, and the shipped one."""
     count = len(layers.packed)
@@ -102,7 +81,7 @@ def sweep(layers: Layers, chain: Chain, m: int, until: float) -> None:
     )
     found: list[tuple[float, float, str]] = []
     wanted: list[Tensor] = []
-    for name, tuning in tunings(m):
+    for name, tuning in tunings(m, layers.packed[0].format.block_bytes):
         if time.perf_counter() > until:
             print(f"M={m}: out of time before {name!r}")
             break
@@ -131,7 +110,7 @@ def sweep(layers: Layers, chain: Chain, m: int, until: float) -> None:
         )
         found.append((whole.median, isolated.median, name))
     best = sorted(found)[:SHOWN]
-    for whole_us, isolated_us, name in [*best, *(one for one in found[:2] if one not in best)]:
+    for whole_us, isolated_us, name in [*best, *(one for one in found[:ALWAYS_SHOWN] if one not in best)]:
         print(
             f"M={m} chain {whole_us:6.2f} us  experts {whole_us - before:6.2f} us  "
             f"isolated {isolated_us:6.2f} us  {name}",
@@ -145,15 +124,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", default="1,2,4,8")
+    parser.add_argument("--scheme", default="nvfp4")
     parser.add_argument("--seconds", type=float, default=50.0)
     parser.add_argument("--layers", type=int, default=40)
     args = parser.parse_args()
     require_cuda()
     torch.manual_seed(0)
-    layers, chain = Layers.make("nvfp4", shared=True, count=args.layers), Chain.make(args.layers)
+    layers, chain = Layers.make(args.scheme, shared=True, count=args.layers), Chain.make(args.layers)
     tokens = [int(word) for word in args.tokens.split(",")]
     for m in tokens:
-        for _, tuning in tunings(m):
+        for _, tuning in tunings(m, layers.packed[0].format.block_bytes):
             GroupedExperts(layers.packed[0], DTYPE, tuning)  # compiled before the clock runs
     begin = time.perf_counter()
     for place, m in enumerate(tokens):

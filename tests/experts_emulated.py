@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from emulation.emulator import emulate
-from vtensors_kernels.experts import compiled, form
+from vtensors_kernels.experts import batch_form, compiled, form
 from vtensors_kernels.experts.packed import PackedExperts
 
 MULTIPROCESSORS = 4
@@ -97,6 +97,63 @@ def run(
         (-(-packed.hidden // (compiled.FINISH_COLUMNS * compiled.FINISH_THREADS)), m, 1),
         (compiled.FINISH_THREADS, 1, 1),
         [y, chosen, weights, *beside, out, stride, m, top, experts, slots, packed.hidden],
+        seed=seed,
+    )
+    return act, out
+
+
+def run_batch(
+    packed: PackedExperts,
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate: Tensor | None = None,
+    shared: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    forms: tuple[batch_form.BatchForm, batch_form.BatchForm] | None = None,
+    target: str = "sm_90a",
+    multiprocessors: int = MULTIPROCESSORS,
+    seed: int = 0,
+    before: float = float("nan"),
+) -> tuple[Tensor, Tensor]:
+    """As `run`, by the two kernels of a batch, with the grids of a device of the target."""
+    (m, top), f16, size = chosen.shape, int(x.dtype == torch.float16), packed.format.block_bytes
+    slots = top + packed.shared
+    up, out_form = forms or (
+        batch_form.gate_up_form(packed.hidden, size, target),
+        batch_form.outputs_form(packed.width, size, target),
+    )
+    up_grid = batch_form.gate_up_grid(up, size, multiprocessors, target)
+    out_grid = batch_form.outputs_grid(out_form, size, packed.hidden, m, top, slots, multiprocessors, target)
+    assert up_grid is not None
+    assert out_grid is not None
+    act = torch.full((m * slots, packed.width), before).to(x.dtype)
+    out = torch.full((m, packed.hidden), float("nan")).to(x.dtype)
+    sources = compiled.batch_sources(packed.format)
+    emulate(
+        *sources[0],
+        compiled.batch_defines(up, packed.format, f16),
+        (up_grid.blocks, 1, 1),
+        (up.threads, 1, 1),
+        [
+            *(packed.gate_up.blocks, packed.gate_up.row_scale, x, chosen, act, m, top, packed.experts),
+            *(int(packed.shared), 2 * packed.width, packed.hidden, up_grid.stages),
+        ],
+        shared_bytes=up_grid.shared_bytes,
+        seed=seed,
+    )
+    beside, stride = [gate, shared, residual], 0 if gate is None else gate.stride(0)
+    emulate(
+        *sources[1],
+        compiled.batch_defines(out_form, packed.format, f16),
+        (out_grid.blocks, 1, 1),
+        (out_form.threads, 1, 1),
+        [
+            *(packed.down.blocks, packed.down.row_scale, act, chosen, weights, *beside, out, stride),
+            *(m, top, packed.experts, slots, packed.hidden, packed.width, out_grid.tiles, out_grid.stages),
+        ],
+        shared_bytes=out_grid.shared_bytes,
         seed=seed,
     )
     return act, out

@@ -225,7 +225,7 @@ def test_a_load_asks_for_no_more_shared_memory_than_its_experts_need(
         gate_up=matrix, down=matrix, experts=experts, hidden=64, width=64, shared=False, format=FORMAT
     )
     monkeypatch.setattr(launches, "compile_many", compiled)
-    properties = SimpleNamespace(multi_processor_count=48)
+    properties = SimpleNamespace(multi_processor_count=48, major=8, minor=6)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)

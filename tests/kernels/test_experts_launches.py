@@ -13,7 +13,7 @@ import torch
 from experts_cases import packed_reference, random_choice, random_experts
 from vtensors_kernels.compiling.functions import Wanted
 from vtensors_kernels.compiling.sources import load_source
-from vtensors_kernels.experts import launches
+from vtensors_kernels.experts import batch_launches, launches
 
 
 def parameters(source: str) -> int:
@@ -25,10 +25,19 @@ def parameters(source: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("m", "kernels"), [(1, "linear down"), (20, "linear linear finish"), (40, "group linear linear finish")]
+    ("m", "top", "kernels"),
+    [
+        (1, 8, "linear down"),
+        (5, 8, "linear down"),
+        (6, 8, "gate outputs"),
+        (32, 8, "gate outputs"),
+        (32, 1, "linear down"),
+        (33, 4, "linear linear finish"),
+        (33, 8, "group linear linear finish"),
+    ],
 )
 def test_launches_have_the_arguments_that_their_kernels_take(
-    m: int, kernels: str, monkeypatch: pytest.MonkeyPatch
+    m: int, top: int, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[str] = []
 
@@ -53,19 +62,21 @@ def test_launches_have_the_arguments_that_their_kernels_take(
     blocks = packed.gate_up.blocks
     # As if on a CUDA device while the call is made.
     there = SimpleNamespace(device=SimpleNamespace(type="cuda", index=0))
-    monkeypatch.setattr(launches, "Launch", Noted)
+    monkeypatch.setattr(batch_launches, "Launch", Noted)
     monkeypatch.setattr(launches, "compile_many", compiled)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
+        torch.cuda,
+        "get_device_properties",
+        lambda _: SimpleNamespace(multi_processor_count=132, major=9, minor=0),
     )
     stream = SimpleNamespace(synchronize=lambda: None, cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     call = launches.GroupedExperts(
         attrs.evolve(packed, gate_up=attrs.evolve(packed.gate_up, blocks=there)), torch.bfloat16
     )
-    call.packed = packed
+    call.packed = call._batch.packed = packed
     assert call.packed.gate_up.blocks is blocks
-    chosen, router = random_choice(m, 9, 8)
+    chosen, router = random_choice(m, 9, top)
     x, wide = torch.zeros(m, 64).bfloat16(), torch.zeros(m, 5).bfloat16()
     assert call(x, chosen, router, wide[:, 4:], None, x).shape == (m, 64)
     assert launched == kernels.split()

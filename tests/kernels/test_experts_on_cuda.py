@@ -2,93 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from experts_cases import SCHEMES, packed_reference, random_choice, random_experts
-from nvfp4_cuda_cases import HALVES, TOLERANCE
+from experts_cuda_cases import Inputs, bound, called, check, reference
+from nvfp4_cuda_cases import HALVES
 from vtensors.errors import RequestError
 from vtensors.records import KernelRequest
-from vtensors_formats.weight import Weight
-from vtensors_kernels.reference.swiglu import swiglu
-
-if TYPE_CHECKING:
-    from vtensors_kernels.experts.launches import GroupedExperts
 
 pytestmark = pytest.mark.gpu
 
 TOKENS = [1, 3, 8, 32, 70, 2048]
 # Features of x and of an expert: those of the 35B, tails of 16 and 128, more than four steps in both.
 SHAPES = [(2048, 512), (272, 48), (1168, 144), (1280, 640)]
-
-
-def bound(weights: list[Weight], experts: int, dtype: torch.dtype) -> GroupedExperts:
-    from vtensors_kernels.experts.launches import GroupedExperts
-    from vtensors_kernels.experts.packed import pack_experts
-
-    return GroupedExperts(pack_experts(weights, experts), dtype)
-
-
-@attrs.frozen
-class Inputs:
-    """x, gate, shared, residual of M tokens; chosen and router."""
-
-    x: Tensor
-    chosen: Tensor
-    router: Tensor
-    gate: Tensor
-    shared: Tensor | None
-    residual: Tensor
-
-    @classmethod
-    def make(
-        cls, m: int, hidden: int, experts: int, top: int, dtype: torch.dtype, *, shared: bool = False
-    ) -> Inputs:
-        """shared: whether the shared expert's output is given beside."""
-        source = torch.Generator().manual_seed(m + hidden)
-        x, wide, beside, residual = (
-            torch.randn(m, columns, generator=source).to(dtype).cuda()
-            for columns in (hidden, 3, hidden, hidden)
-        )
-        gate = wide[:, 1:2]  # of wider rows, as a router's linear makes it
-        chosen, router = random_choice(m, experts, top, seed=m)
-        return cls(x, chosen.cuda(), router.cuda(), gate, beside if shared else None, residual)
-
-    def tokens(self, first: int, count: int) -> Inputs:
-        """Some of the tokens, copied."""
-        part = slice(first, first + count)
-        kept = (t if t is None else t[part].clone() for t in attrs.astuple(self, recurse=False))
-        return Inputs(*kept)  # type: ignore[arg-type]
-
-
-def called(call: GroupedExperts, given: Inputs) -> Tensor:
-    """[M, K], the output poisoned before."""
-    out = torch.full(given.x.shape, float("nan"), dtype=given.x.dtype, device="cuda")
-    call(given.x, given.chosen, given.router, given.gate, given.shared, given.residual, out)
-    assert not out.isnan().any()
-    return out
-
-
-def reference(weights: list[Weight], experts: int, given: Inputs) -> Tensor:
-    """[M, K] float32, the activations rounded and nothing else."""
-    out, weight = given.residual.float(), given.gate.float().sigmoid()
-    for index in range(len(weights) // 3):
-        gate, up, down = (part.dequantize(torch.float32) for part in weights[3 * index : 3 * index + 3])
-        act = swiglu(given.x.float() @ gate.T, given.x.float() @ up.T).to(given.x.dtype)
-        own = (given.router * (given.chosen == index)).sum(-1, keepdim=True) if index < experts else weight
-        out = out + own * (act.float() @ down.T)
-    return out if given.shared is None else out + weight * given.shared.float()
-
-
-def check(ours: Tensor, wanted: Tensor) -> None:
-    error = (ours.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
-    assert float(error.max()) < 2 * TOLERANCE[ours.dtype], (
-        f"token {int(error.argmax())}: {float(error.max()):.1e}"
-    )
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
@@ -99,7 +28,7 @@ def test_nvfp4_experts_are_the_reference_at_any_m(
 ) -> None:
     weights = random_experts("nvfp4", 12, *shape, shared=inside, device="cuda")
     call = bound(weights, 12, dtype)
-    for m in TOKENS:
+    for m in (*TOKENS, 9, 17):
         given = Inputs.make(m, shape[0], 12, 8, dtype, shared=not inside)
         check(called(call, given), reference(weights, 12, given))
 
@@ -115,7 +44,7 @@ def test_every_scheme_is_packed_and_multiplied(scheme: str, dtype: torch.dtype) 
     assert torch.equal(call.packed.gate_up.blocks.cpu(), wanted.gate_up.blocks)
     assert torch.equal(call.packed.down.blocks.cpu(), wanted.down.blocks)
     assert torch.equal(call.packed.down.row_scale.cpu(), wanted.down.row_scale)
-    for m in (1, 5, 33, 300):
+    for m in (1, 5, 11, 32, 33, 300):
         given = Inputs.make(m, hidden, 9, 4, dtype)
         check(called(call, given), reference(weights, 9, given))
 
@@ -187,7 +116,7 @@ def test_the_router_decides_within_a_captured_graph(m: int) -> None:
         assert torch.equal(out, called(call, given))
 
 
-@pytest.mark.parametrize("m", [1, 2, 8, 14, 40])
+@pytest.mark.parametrize("m", [1, 2, 8, 14, 32, 40])
 def test_a_chain_of_dependent_launches_gives_what_launches_one_by_one_give(m: int) -> None:
     from vtensors_kernels.plain.probe import random_matrix
     from vtensors_kernels.plain.small import SmallLinear

@@ -47,7 +47,8 @@ def may_depend(function: DeviceFunction) -> bool:
 def load_function(image: bytes, name: str, target: str, *, shared_bytes: int = 0) -> DeviceFunction:
     """The function of a cubin or PTX on the current device.
 
-    shared_bytes: dynamic shared memory that launches will ask for; above 48 KB the function must be told.
+    shared_bytes: dynamic shared memory that launches will ask for. The function is told of any: together with what it
+    has of its own, more than 48 KB would else be refused at launch.
     Errors: LaunchError naming function, target and the driver's word.
     """
     from cuda.bindings import driver
@@ -59,7 +60,7 @@ def load_function(image: bytes, name: str, target: str, *, shared_bytes: int = 0
         handle = driver.CUfunction(module.get_function(name).ptr)
     except Exception as problem:  # CuPy's driver error has no public base
         raise LaunchError(f"{name} cannot be loaded: {problem}", seen=f"compiled for {target}") from problem
-    if shared_bytes > 48 << 10:
+    if shared_bytes:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuFuncSetAttribute(handle, attribute, shared_bytes), name)
     return DeviceFunction(name=name, target=target, handle=handle, module=module)

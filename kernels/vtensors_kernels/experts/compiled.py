@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from vtensors_kernels.compiling.architectures import COMPILED
 from vtensors_kernels.compiling.instantiations import Instantiation
+from vtensors_kernels.experts.batch_form import (
+    BatchForm,
+    gate_up_form,
+    gate_up_grid,
+    most_outputs_bytes,
+    outputs_form,
+)
 from vtensors_kernels.experts.form import (
     MOST_DOWN_BYTES,
     ExpertsForm,
@@ -30,6 +38,20 @@ def sources_of(packed_format: PackedFormat) -> tuple[tuple[str, str], tuple[str,
         (f"common/experts_linear_{kind}.cu", f"experts_linear_{kind}"),
         (f"common/experts_down_{kind}.cu", f"experts_down_{kind}"),
     )
+
+
+def batch_sources(packed_format: PackedFormat) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(source, function) of the two kernels of a batch, gate_up and outputs."""
+    kind = "nvfp4" if packed_format == FORMAT else "fp8"
+    return (
+        (f"common/experts_gate_up_{kind}.cu", f"experts_gate_up_{kind}"),
+        (f"common/experts_outputs_{kind}.cu", f"experts_outputs_{kind}"),
+    )
+
+
+def batch_defines(form: BatchForm, packed_format: PackedFormat, f16: int) -> dict[str, int]:
+    """The macros of `experts_gate_up_*` and `experts_outputs_*`."""
+    return {**form.defines, **dict(packed_format.defines), "VT_F16": f16}
 
 
 def linear_defines(form: ExpertsForm, packed_format: PackedFormat, f16: int, epilogue: int) -> dict[str, int]:
@@ -84,8 +106,48 @@ def _down(packed_format: PackedFormat, f16: int, k: int) -> Instantiation:
     )
 
 
+def _batch_instantiations() -> Iterator[Instantiation]:
+    """As `_instantiations`: short rows in both kernels, the usual ones of each in all formats, tails."""
+    for packed_format in (FORMAT, *(scales.format for scales in Scales)):
+        plain = packed_format in (FORMAT, Scales.ROWS.format)
+        for f16, k in product((0, 1), (2048, 512)):
+            if plain or not f16:
+                yield from _batch(packed_format, f16, k, (GATE_UP,) if k == 2048 else (DOWN,))
+    yield from _batch(FORMAT, 0, 2000, (GATE_UP,))
+    yield from _batch(FORMAT, 0, 400, (DOWN,))
+    # Long rows: a loop over their segments.
+    yield from _batch(FORMAT, 0, 5120, (GATE_UP,))
+    yield from _batch(FORMAT, 0, 1536, (DOWN,))
+
+
+def _batch(packed_format: PackedFormat, f16: int, k: int, kinds: tuple[int, ...]) -> Iterator[Instantiation]:
+    """One for every form and shared memory that targets have."""
+    size, sources = packed_format.block_bytes, batch_sources(packed_format)
+    for kind in kinds:
+        found: dict[tuple[BatchForm, int], tuple[str, ...]] = {}
+        for target in COMPILED:
+            if kind == GATE_UP:
+                form = gate_up_form(k, size, target)
+                grid = gate_up_grid(form, size, 1, target)
+                one = form, 0 if grid is None else grid.shared_bytes
+            else:
+                one = outputs_form(k, size, target), most_outputs_bytes(target)
+            found[one] = (*found.get(one, ()), target)
+        for (form, shared_bytes), targets in found.items():
+            yield Instantiation(
+                source=sources[kind][0],
+                function=sources[kind][1],
+                defines=batch_defines(form, packed_format, f16),
+                targets=targets,
+                hot=True,
+                expects=("mma", "bulk_copy"),
+                shared_bytes=shared_bytes,
+            )
+
+
 INSTANTIATIONS = (
     *_instantiations(),
+    *_batch_instantiations(),
     *(
         Instantiation(source=FINISH[0], function=FINISH[1], defines={"VT_F16": f16}, hot=True)
         for f16 in (0, 1)

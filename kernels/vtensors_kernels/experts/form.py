@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import attrs
 
 from vtensors_kernels.compiling.architectures import COMPILED
+from vtensors_kernels.experts.batch_form import BatchForm
 from vtensors_kernels.nvfp4.stream_form import shared_limit
 from vtensors_kernels.packed_tiles import STEP_COLUMNS, TILE_ROWS, column_steps
 
@@ -238,7 +239,8 @@ class ExpertsTuning:
 
     few, many: forms of gate_up and down for pairs that a block looks through and for more, None = `form_for`; the two
     of many take as many tokens. direct: the form of one launch that makes the outputs, None = `down_form`, and
-    direct_pairs: up to which there is one.
+    direct_pairs: up to which there is one. batch: forms of the two kernels of a batch, None = as `batch_form.py` has
+    them, and batch_pairs: from which on they serve it, None = where they are faster; more than MOST_PAIRS: never.
     """
 
     tiles: tuple[int | None, int | None] = (None, None)
@@ -246,3 +248,5 @@ class ExpertsTuning:
     many: tuple[ExpertsForm | None, ExpertsForm | None] = (None, None)
     direct: ExpertsForm | None = None
     direct_pairs: int = DIRECT_PAIRS
+    batch: tuple[BatchForm | None, BatchForm | None] = (None, None)
+    batch_pairs: int | None = None

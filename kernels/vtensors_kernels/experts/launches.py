@@ -1,8 +1,9 @@
 """The grouped experts of a layer on a CUDA device: silu(gate) * up of every chosen expert, then the weighted downs.
 
     pairs (M * top)     launches
-    1..96               gate_up, down (where a token's activations fit a block, else as below)
-    ..256               gate_up, down into float32, finish
+    1..40 (FP8: 64)     gate_up, down (where a token's activations fit a block, else as for 256)
+    ..256, M <= 32      gate_up, outputs, both of a batch (where their rings fit, else as without them)
+    ..256               gate_up, down (up to 96, where they fit) or down into float32 and finish
     more                group, gate_up, down into float32, finish, for every 2048 tokens (of up to 16 experts each)
 
 A token's result is the same bits whatever other tokens there are.
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from vtensors.errors import RequestError
 from vtensors_kernels.arguments import output_for
+from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.compiling.functions import Wanted, compile_many
-from vtensors_kernels.compiling.launch import DeviceFunction, Launch, may_depend
+from vtensors_kernels.compiling.launch import DeviceFunction, Launch
 from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.experts.arguments import checked_column, checked_inputs, checked_rows
+from vtensors_kernels.experts.batch_launches import BatchLaunches, made_launch
 from vtensors_kernels.experts.compiled import (
     FINISH,
     FINISH_COLUMNS,
@@ -66,7 +69,11 @@ class GroupedExperts:
                 accepted=f"up to {MOST_EXPERTS} on a CUDA device",
             )
         self._tuning = tuning or ExpertsTuning()
-        self._count = torch.cuda.get_device_properties(self.device).multi_processor_count
+        device = torch.cuda.get_device_properties(self.device)
+        self._count, target = device.multi_processor_count, target_of((device.major, device.minor))
+        self._batch = BatchLaunches(
+            packed=packed, target=target, multiprocessors=self._count, tuning=self._tuning
+        )
         widths, size = (packed.hidden, packed.width), packed.format.block_bytes
         self._forms = {
             many: tuple(given or form_for(k, size, many=many) for given, k in zip(tuned, widths, strict=True))
@@ -133,9 +140,12 @@ class GroupedExperts:
             tokens = self._forms[True][0].tokens
             launch.call(stream, chosen.data_ptr(), grouped, pairs, packed.experts, tokens, grid.bound)
         act = x.new_empty(m * slots, packed.width)
-        self._linear("gate_up", stream, x, chosen, grouped, act)
         beside = tuple(0 if t is None else t.data_ptr() for t in rest)
         stride = 0 if rest[0] is None else rest[0].stride(0)
+        if self._batch.serve(m, top):
+            self._batch.run(stream, x, chosen, weights, act, beside, stride, out)
+            return
+        self._linear("gate_up", stream, x, chosen, grouped, act)
         direct = self._direct(m, top)
         if direct is not None:
             down = packed.down
@@ -215,12 +225,13 @@ class GroupedExperts:
         grid = self._grid("down" if kind in ("down", "finish") else "gate_up", m, top)
         if kind in ("gate_up", "down"):
             function, threads = self._functions[kind, many], grid.form.threads
-            return _made(function, grid.grid, threads, _LINEAR_ARGUMENTS, grid.shared_bytes), grid
+            return made_launch(function, grid.grid, threads, _LINEAR_ARGUMENTS, grid.shared_bytes), grid
         if kind == "finish":
             blocks = (-(-packed.hidden // (FINISH_COLUMNS * FINISH_THREADS)), m, 1)
-            return _made(self._functions["finish", False], blocks, FINISH_THREADS, _FINISH_ARGUMENTS), grid
+            function = self._functions["finish", False]
+            return made_launch(function, blocks, FINISH_THREADS, _FINISH_ARGUMENTS), grid
         function, shared = self._functions["group", True], group_bytes(packed.experts)
-        return _made(function, (1, 1, 1), 32 * GROUP_WARPS, _GROUP_ARGUMENTS, shared), grid
+        return made_launch(function, (1, 1, 1), 32 * GROUP_WARPS, _GROUP_ARGUMENTS, shared), grid
 
     def _direct(self, m: int, top: int) -> tuple[Launch, DownGrid] | None:
         """The launch that makes m tokens' outputs from their activations; None where there is none."""
@@ -231,7 +242,7 @@ class GroupedExperts:
             made = None
             if grid is not None:
                 function = self._functions["direct", False]
-                made = _made(function, grid.grid, threads, _DOWN_ARGUMENTS, grid.shared_bytes), grid
+                made = made_launch(function, grid.grid, threads, _DOWN_ARGUMENTS, grid.shared_bytes), grid
             self._direct_ready[m, top] = made
         return self._direct_ready[m, top]
 
@@ -280,18 +291,7 @@ class GroupedExperts:
         # No more than is needed: not every device has what the most experts would take.
         own = group_bytes(self.packed.experts)
         wanted["group", True] = Wanted(source=GROUP[0], name=GROUP[1], shared_bytes=own)
-        found = compile_many(tuple(wanted.values()), self.device.index or 0)
-        return dict(zip(wanted, found, strict=True))
-
-
-def _made(
-    function: DeviceFunction, grid: tuple[int, int, int], threads: int, arguments: int, shared_bytes: int = 0
-) -> Launch:
-    return Launch(
-        function=function,
-        grid=grid,
-        block=(threads, 1, 1),
-        arguments=arguments,
-        shared_bytes=shared_bytes,
-        dependent=may_depend(function),
-    )
+        batch = self._batch.wanted(f16)
+        found = compile_many((*wanted.values(), *batch.values()), self.device.index or 0)
+        self._batch.functions = dict(zip(batch, found[len(wanted) :], strict=True))
+        return dict(zip(wanted, found, strict=False))

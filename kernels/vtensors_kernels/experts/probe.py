@@ -12,8 +12,18 @@ from torch import Tensor
 from vtensors.errors import RequestError, VtensorsError
 from vtensors.records import KernelRequest
 from vtensors_formats.weight import Weight
+from vtensors_kernels.compiling.architectures import target_of
 from vtensors_kernels.compiling.functions import fingerprint
-from vtensors_kernels.experts.compiled import FINISH, GROUP, down_defines, linear_defines, sources_of
+from vtensors_kernels.experts.batch_form import MOST_TOKENS, gate_up_form, outputs_form
+from vtensors_kernels.experts.compiled import (
+    FINISH,
+    GROUP,
+    batch_defines,
+    batch_sources,
+    down_defines,
+    linear_defines,
+    sources_of,
+)
 from vtensors_kernels.experts.form import DIRECT_PAIRS, MOST_PAIRS, down_form, form_for
 from vtensors_kernels.experts.launches import GroupedExperts
 from vtensors_kernels.experts.packed import pack_experts
@@ -37,8 +47,10 @@ def probe_experts(request: KernelRequest) -> None:
     weights = random_experts(request, experts + shared)
     dtype: torch.dtype = getattr(torch, request.dtype)
     call = GroupedExperts(pack_experts(weights, experts), dtype)
-    # One token; several in one launch; found by blocks; grouped, more than 32 of an expert.
-    sizes = sorted({1, 3, DIRECT_PAIRS // top + 1, MOST_PAIRS // top, MOST_PAIRS // top + 40})
+    # One token; several in one launch; batches; found by blocks; grouped, more than 32 of an expert.
+    most_found = MOST_PAIRS // top
+    batches = DIRECT_PAIRS // top, min(MOST_TOKENS, most_found)
+    sizes = sorted({1, 3, *batches, DIRECT_PAIRS // top + 1, most_found, most_found + 40})
     most, source = sizes[-1], torch.Generator().manual_seed(n + k)
     x = torch.randn(most, k, generator=source).to(dtype).to(request.device)
     order = torch.rand(most, experts, generator=source).argsort(-1)[:, :top]
@@ -80,8 +92,12 @@ def fingerprint_experts(request: KernelRequest) -> str:
             form = form_for(columns, packed_format.block_bytes, many=many)
             defines = linear_defines(form, packed_format, f16, epilogue)
             found.append(fingerprint(linear, defines, capability))
-    form = down_form(n // 2, packed_format.block_bytes)
-    return " ".join((*found, fingerprint(down, down_defines(form, packed_format, f16), capability)))
+    size, target = packed_format.block_bytes, target_of(capability)
+    found.append(fingerprint(down, down_defines(down_form(n // 2, size), packed_format, f16), capability))
+    forms = gate_up_form(k, size, target), outputs_form(n // 2, size, target)
+    for (source, _), batch in zip(batch_sources(packed_format), forms, strict=True):
+        found.append(fingerprint(source, batch_defines(batch, packed_format, f16), capability))
+    return " ".join(found)
 
 
 def random_experts(request: KernelRequest, count: int) -> list[Weight]:

@@ -23,3 +23,10 @@ __device__ __forceinline__ unsigned short load_early(const unsigned short* from)
   asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
   return v;
 }
+
+// The same in a register of its own: two of 16 bits would share one, and its second half wait for the first.
+__device__ __forceinline__ unsigned load_early_apart(const unsigned short* from) {
+  unsigned v;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}

@@ -26,7 +26,7 @@ check: .venv/test.stamp
 	$(BIN)/python docs/update_generated.py --check
 
 kernels: .venv/kernels.stamp
-	$(BIN)/pytest tests/kernels/test_compiling.py tests/kernels/test_machine_code.py
+	$(BIN)/pytest tests/kernels/test_compiling.py tests/kernels/test_machine_code.py tests/kernels/test_loads_before_the_wait.py
 
 kernel-docs: .venv/kernels.stamp
 	$(BIN)/python docs/update_kernels.py

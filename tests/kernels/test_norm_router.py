@@ -130,3 +130,17 @@ def test_what_the_form_serves() -> None:
     assert "320 rows of up to 2048 columns" in FORM.most_in_words()
     assert all(one.targets == ("sm_90a",) and one.hot for one in INSTANTIATIONS)
     assert ALONE.shared_bytes % 16 == 0
+
+
+@needs_compiler
+def test_equal_logits_and_those_that_are_no_numbers_are_ranked_as_step_by_step() -> None:
+    h, gain, w = inputs(9, 21, 72, torch.bfloat16)
+    w[5] = w[2]  # equal logits everywhere
+    w[7, 3] = float("inf")  # one that is infinite or no number
+    h[3] = float("nan")
+    h[4] = 0.0
+    h[8, 0] = float("inf")
+    wanted = step_by_step(h, gain, w, 20, 6)
+    for one, other in zip(routed(h, gain, w, 20, 6), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert wanted[1][3].tolist() == [0, 1, 2, 3, 4, 5]

@@ -140,7 +140,8 @@ extern "C" __global__ void VT_CLUSTER_ATTRIBUTE __launch_bounds__(kThreads, kBlo
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) ahead[i][r] = load_weights_if(i * kStep < left, rows[r] + 2 * i * kStep);
+    for (int r = 0; r < kRowTiles; ++r)
+      ahead[i][r] = load_weights_128_early_if(i * kStep < left, rows[r] + 2 * i * kStep);
 
   float d[kTokenTiles][kRowTiles][4] = {};
   float squares[kTokenGroups] = {};

@@ -116,8 +116,12 @@ def run_batch(
     multiprocessors: int = MULTIPROCESSORS,
     seed: int = 0,
     before: float = float("nan"),
+    filled: int = 0xFF,
 ) -> tuple[Tensor, Tensor]:
-    """As `run`, by the two kernels of a batch, with the grids of a device of the target."""
+    """As `run`, by the two kernels of a batch, with the grids of a device of the target.
+
+    filled: every byte of dynamic shared memory before.
+    """
     (m, top), f16, size = chosen.shape, int(x.dtype == torch.float16), packed.format.block_bytes
     slots = top + packed.shared
     up, out_form = forms or (
@@ -130,10 +134,10 @@ def run_batch(
     assert out_grid is not None
     act = torch.full((m * slots, packed.width), before).to(x.dtype)
     out = torch.full((m, packed.hidden), float("nan")).to(x.dtype)
-    sources = compiled.batch_sources(packed.format)
+    sources, fill = compiled.batch_sources(packed.format), {"VT_SHARED_FILL": filled}
     emulate(
         *sources[0],
-        compiled.batch_defines(up, packed.format, f16),
+        {**compiled.batch_defines(up, packed.format, f16), **fill},
         (up_grid.blocks, 1, 1),
         (up.threads, 1, 1),
         [
@@ -146,7 +150,7 @@ def run_batch(
     beside, stride = [gate, shared, residual], 0 if gate is None else gate.stride(0)
     emulate(
         *sources[1],
-        compiled.batch_defines(out_form, packed.format, f16),
+        {**compiled.batch_defines(out_form, packed.format, f16), **fill},
         (out_grid.blocks, 1, 1),
         (out_form.threads, 1, 1),
         [

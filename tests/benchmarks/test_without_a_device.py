@@ -38,7 +38,7 @@ ARGUMENTS = {
 # Run on a CPU, or only imported by the others.
 OTHERS = {"convert_speed", "cuda_device", "graph_timing", "linear_goals", "linear_subjects", "linear_table"}
 OTHERS |= {"engine_tables", "load_memory", "measured_on", "read_ceiling", "selected", "verify_speed"}
-OTHERS |= {"rounding_places", "rounding_study", "rounding_table"}
+OTHERS |= {"experts_tunings", "rounding_places", "rounding_study", "rounding_table"}
 OTHERS |= {"synthetic", "synthetic_configs", "synthetic_models", "synthetic_values"}
 
 

@@ -10,6 +10,11 @@ extern char __start_vt_shared[] __attribute__((visibility("hidden")));
 extern char __stop_vt_shared[] __attribute__((visibility("hidden")));
 }
 
+// The bytes that a block finds in its dynamic shared memory: NaN, but for tests of what hides behind one.
+#ifndef VT_SHARED_FILL
+#define VT_SHARED_FILL 0xff
+#endif
+
 namespace emulation {
 
 // Static shared memory is a section of its own, so that each block can find it filled with 0xff.
@@ -59,7 +64,7 @@ inline void describe_waiting(const char* problem) {
 
 inline bool run_block(u64& seed) {
   memset(__start_vt_shared, 0xff, __stop_vt_shared - __start_vt_shared);
-  memset(dynamic, 0xff, shared_bytes);
+  memset(dynamic, VT_SHARED_FILL, shared_bytes);
   memset(barriers, 0, sizeof barriers);
   for (Barrier& b : barriers) b.all[0] = 1;
   live = threads, ++blocks_begun;

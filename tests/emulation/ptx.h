@@ -298,6 +298,9 @@ inline void multiply_add_e2m1_16x8x64(float (&d)[4], uint4 a, unsigned b0, unsig
 
 // ---- include/weights_ptx.cuh
 inline uint4 load_weights_128(const unsigned char* from) { return *reinterpret_cast<const uint4*>(from); }
+inline uint4 load_weights_128_early_if(bool wanted, const unsigned char* from) {
+  return wanted ? load_weights_128(from) : make_uint4(0, 0, 0, 0);
+}
 inline unsigned load_weights_32(const unsigned char* from) { return *reinterpret_cast<const unsigned*>(from); }
 inline unsigned load_weights_16(const unsigned char* from) { return *reinterpret_cast<const unsigned short*>(from); }
 

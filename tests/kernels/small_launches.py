@@ -33,6 +33,7 @@ from vtensors_kernels.nvfp4.quantize_activations import NVFP4Quantizer
 from vtensors_kernels.nvfp4.repack import pack
 from vtensors_kernels.nvfp4.stream import StreamArgmax, StreamLinear
 from vtensors_kernels.nvfp4.wgmma import WgmmaLinear
+from vtensors_kernels.nvfp4.wgmma_mlp import WgmmaMlp
 from vtensors_kernels.nvfp4.wgmma_segments import WgmmaSegments
 from vtensors_kernels.plain.probe import random_matrix
 from vtensors_kernels.plain.small import SmallLinear
@@ -112,6 +113,11 @@ def launch_nvfp4(n: int, k: int) -> None:
         WgmmaSegments(pairs, DTYPE, "linear_swiglu")(x_of(19, k))
         WgmmaSegments(pairs, DTYPE, "linear_swiglu").normed(x_of(30, k), gain, 1e-6)
         WgmmaLinear(packed, DTYPE)(x_of(61, k))
+        behind = pack([nvfp4(k, 2 * n // 16 * 16)])
+        before = [nvfp4(2 * n // 16 * 16, k) for _ in range(2)]
+        mlp = WgmmaMlp(pack(before, paired=True), behind, DTYPE)
+        for m in (23, 32, 41, 64):
+            mlp(x_of(m, k), gain, 1e-6)
     packed_widening.bind_linear_add(packed, DTYPE)(x_of(70, k), residual)
     packed_widening.bind_linear_swiglu(pairs, DTYPE)(x_of(5, k))
     widening.bind_nvfp4(weight)(x_of(5, k))
@@ -145,6 +151,9 @@ def launch_fp8(n: int, k: int) -> None:
         )
         if hopper() and kind != "block":
             WgmmaSegments(packed, DTYPE, "linear_add")(x_of(27, k), x_of(27, n))
+            before = [fp8(n // 16 * 32, k, kind) for _ in range(2)]
+            mlp = WgmmaMlp(pack_fp8(before, paired=True), pack_fp8([fp8(k, n // 16 * 32, kind)]), DTYPE)
+            mlp(x_of(45, k), torch.ones(k, device="cuda"), 1e-6)
         packed_widening.bind_linear(packed, DTYPE)(x_of(5, k))
         if isinstance(weight, FP8Weight) and weight.block is None:
             widening.bind_fp8(weight)(x_of(5, k))
@@ -238,7 +247,7 @@ def launch_gated_delta_net(_n: int, k: int) -> None:
 def launch_attention(_n: int, k: int) -> None:
     """Steps of sequences of several lengths, a prompt, and a prompt behind others; a cache of 16 bits and of FP8."""
     device, gain = torch.device("cuda", 0), torch.ones(256, device="cuda")
-    for dim, scales in ((32, None), (256, (0.5, 0.25))) if k < 512 else ((64, (0.5, 0.25)), (128, None)):
+    for dim, scales in ((32, None), (256, (0.5, 0.25))) if k < 512 else ((64, (0.5, 0.25)), (256, None)):
         shape = AttentionShape(
             heads=6,
             kv_heads=2,

@@ -91,9 +91,36 @@ def test_all_tokens_may_choose_the_same_experts(m: int) -> None:
     assert same(ours, run(case.packed, *case.given, direct=False))
 
 
-def test_as_many_pairs_as_a_batch_may_have_are_found() -> None:
-    case = Case.make("fp8-row", (64, 32), 32, experts=40, top=8)
-    case.check(run_batch(case.packed, *case.given)[1])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_86"])
+@pytest.mark.parametrize(("m", "top"), [(32, 8), (16, 16), (6, 40), (1, 256)])
+def test_as_many_pairs_as_a_batch_may_have_are_found_by_blocks_of_any_size(
+    m: int, top: int, target: str
+) -> None:
+    case = Case.make("fp8-row", (64, 32), m, experts=max(40, top), top=top)
+    ours = run_batch(case.packed, *case.given, target=target)
+    case.check(ours[1])
+    assert same(ours, run(case.packed, *case.given, direct=False))
+    size = case.packed.format.block_bytes
+    forms = (
+        attrs.evolve(gate_up_form(64, size, target), warps=4),
+        attrs.evolve(outputs_form(32, size, target), warps=4),
+    )
+    assert same(run_batch(case.packed, *case.given, forms=forms, target=target), ours)
+
+
+@pytest.mark.parametrize("experts", [1, 60, 255, 1024])
+def test_any_number_of_experts_is_looked_through(experts: int) -> None:
+    case = Case.make("nvfp4", (48, 16), 32, experts=experts, top=min(8, experts))
+    ours = run_batch(case.packed, *case.given)
+    case.check(ours[1])
+    assert same(ours, run(case.packed, *case.given, direct=False))
+
+
+def test_a_shared_expert_without_a_gate_has_the_weight_1() -> None:
+    case = Case.make("nvfp4", (272, 48), 9)
+    x, chosen, router, _, shared, residual = case.given
+    given = (x, chosen, router, None, shared, residual)
+    assert same(run_batch(case.packed, *given), run(case.packed, *given, direct=False))
 
 
 @pytest.mark.parametrize("scheme", ["nvfp4", "fp8-tensor"])
@@ -127,7 +154,20 @@ def test_an_expert_that_is_none_makes_its_token_nan_and_no_other(hostile: int) -
     chosen = case.given[1]
     assert chosen is not None
     chosen[4, 1] = hostile
-    out = run_batch(case.packed, *case.given, before=0.0)[1]
+    out = run_batch(case.packed, *case.given, before=0.0, filled=0)[1]
+    assert out[4].isnan().all()
+    others = torch.arange(9) != 4
+    assert torch.equal(out[others], wanted[others])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_expert_chosen_twice_makes_its_token_nan_and_no_other(seed: int) -> None:
+    case = Case.make("nvfp4", (256, 64), 9)
+    wanted = run_batch(case.packed, *case.given)[1]
+    chosen = case.given[1]
+    assert chosen is not None
+    chosen[4, 2] = chosen[4, 0]
+    out = run_batch(case.packed, *case.given, before=0.0, filled=0, seed=seed)[1]
     assert out[4].isnan().all()
     others = torch.arange(9) != 4
     assert torch.equal(out[others], wanted[others])

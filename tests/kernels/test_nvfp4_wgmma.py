@@ -205,7 +205,7 @@ def test_an_output_of_another_shape_dtype_or_order_is_not_written(out: Tensor) -
     linear.packed = SimpleNamespace(shape=(32, 64))  # type: ignore[assignment]
     linear.dtype, linear.out_features, linear.workspace = torch.bfloat16, 32, None  # type: ignore[assignment]
     linear._adds = True
-    width = SimpleNamespace(run=lambda x, residual, out, workspace: written.append(out))
+    width = SimpleNamespace(run=lambda x, residual, out, workspace, norm: written.append(out))
     linear._by_tokens = [width] * 5  # type: ignore[list-item]
     x, residual = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(4, 32, dtype=torch.bfloat16)
     with pytest.raises(RequestError, match="the output does not fit"):

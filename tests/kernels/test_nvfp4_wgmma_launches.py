@@ -1,4 +1,4 @@
-"""What is passed to the two kernels of a linear by warpgroup products, parameter by parameter; needs no GPU."""
+"""What is passed to the kernels of a linear by warpgroup products, parameter by parameter; needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import attrs
 import pytest
 import torch
 
+from vtensors_kernels.compiling.launch import float_bits
 from vtensors_kernels.compiling.sources import load_source
 from vtensors_kernels.fp8.packed import Scales
-from vtensors_kernels.nvfp4 import wgmma, wgmma_launches, wgmma_segments_form
+from vtensors_kernels.nvfp4 import staging, wgmma, wgmma_launches, wgmma_segments_form
 from vtensors_kernels.nvfp4.packed import FORMAT, PackedNVFP4
+from vtensors_kernels.nvfp4.staging import Norm
 from vtensors_kernels.nvfp4.wgmma_form import WgmmaForm
 
 N, K, M = 40, 272, 5
@@ -71,25 +73,28 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("source", "form"), FORMS, ids=["wgmma", "segments", "fp8"])
-def test_each_parameter_of_both_kernels_gets_what_its_name_says(
-    source: str, form: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are recorded, and nothing is compiled."""
+
     def compiled(source: str, name: str, index: int, defines: dict[str, int], shared: int = 0) -> Any:
         return SimpleNamespace(source=source, name=name, defines=defines)
 
-    monkeypatch.setattr(wgmma_launches, "compiled_function", compiled)
-    monkeypatch.setattr(wgmma_launches, "Launch", FakeLaunch)
+    for module in (staging, wgmma_launches):
+        monkeypatch.setattr(module, "compiled_function", compiled)
+        monkeypatch.setattr(module, "Launch", FakeLaunch)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
-    packed, work = (
-        _packed(),
-        SimpleNamespace(
-            staged=torch.zeros(8),
-            partials=torch.zeros(8),
-            counters=torch.zeros(8, dtype=torch.int32),
-            turn=Lock(),
-        ),
-    )
+
+
+def _workspace() -> Any:
+    counters = torch.zeros(8, dtype=torch.int32)
+    return SimpleNamespace(staged=torch.zeros(8), partials=torch.zeros(8), counters=counters, turn=Lock())
+
+
+@pytest.mark.usefixtures("_recorded")
+@pytest.mark.parametrize(("source", "form"), FORMS, ids=["wgmma", "segments", "fp8"])
+def test_each_parameter_of_both_kernels_gets_what_its_name_says(source: str, form: Any) -> None:
+    packed, work = _packed(), _workspace()
     made: Any = wgmma_launches.make_launches(source, "name", form, packed, torch.bfloat16, 1)
     x, residual, out = (
         torch.randn(M, K).bfloat16(),
@@ -97,21 +102,19 @@ def test_each_parameter_of_both_kernels_gets_what_its_name_says(
         torch.zeros(M, N).bfloat16(),
     )
     made.run(x, residual, out, work)
-    assert made.permute.function.defines == {"VT_TOKENS": form.tokens, "VT_F16": 0}
+    assert made.staging.permute.function.defines == {"VT_PRE_SCALE": 1, "VT_F16": 0}
     assert made.multiply.function.defines == {**form.defines, "VT_F16": 0, "VT_EPILOGUE": 1}
     assert (made.multiply.grid, made.multiply.block) == ((form.blocks, 1, 1), (form.threads, 1, 1))
-    first, second = made.permute.seen, made.multiply.seen
-    assert list(first.values()) == [
-        x.data_ptr(),
-        packed.pre_scale.data_ptr(),
-        work.staged.data_ptr(),
-        K,
-        M,
-        K,
-        3,
-    ]
-    assert first["x"] == x.data_ptr()
-    assert first["tokens"] == M
+    assert made.staging.permute.seen == {
+        "x": x.data_ptr(),
+        "pre_scale": packed.pre_scale.data_ptr(),
+        "staged": work.staged.data_ptr(),
+        "row_stride": K,
+        "tokens": M,
+        "columns": K,
+        "pitch": form.tokens,
+    }
+    second = made.multiply.seen
     assert list(second.values()) == [
         packed.blocks.data_ptr(),
         work.staged.data_ptr(),
@@ -133,6 +136,41 @@ def test_each_parameter_of_both_kernels_gets_what_its_name_says(
     assert (second["y"], second["tokens"]) == (out.data_ptr(), M)
 
 
+@pytest.mark.usefixtures("_recorded")
+def test_each_parameter_of_the_norm_gets_what_its_name_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_why_not", lambda columns, dtype, device: None)
+    (source, form), packed, work = FORMS[1], _packed(), _workspace()
+    made: Any = wgmma_launches.make_launches(source, "name", form, packed, torch.bfloat16, 0)
+    x, out, gain = torch.randn(M, K).bfloat16(), torch.zeros(M, N).bfloat16(), torch.ones(K)
+    made.run(x, None, out, work, Norm(gain=gain, eps=1e-5))
+    assert made.staging.norm.seen == {
+        "x": x.data_ptr(),
+        "gain": gain.data_ptr(),
+        "pre_scale": packed.pre_scale.data_ptr(),
+        "staged": work.staged.data_ptr(),
+        "row_stride": K,
+        "tokens": M,
+        "columns": K,
+        "pitch": form.tokens,
+        "eps": float_bits(1e-5),
+    }
+    assert made.staging.norm.grid == (form.tokens, 1, 1)
+    assert not made.staging.permute.seen
+    assert made.multiply.seen["staged"] == work.staged.data_ptr()
+
+
+@pytest.mark.usefixtures("_recorded")
+def test_a_norm_that_no_one_launch_computes_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_why_not", lambda columns, dtype, device: "it failed its self-test")
+    x, gain, normed = torch.randn(M, K).bfloat16(), torch.ones(K), torch.randn(M, K).bfloat16()
+    monkeypatch.setattr(wgmma_launches, "norm_rows", lambda *given: normed if given == (x, gain, 1e-5) else x)
+    (source, form), work = FORMS[1], _workspace()
+    made: Any = wgmma_launches.make_launches(source, "name", form, _packed(), torch.bfloat16, 0)
+    made.run(x, None, torch.zeros(M, N).bfloat16(), work, Norm(gain=gain, eps=1e-5))
+    assert not made.staging.norm.seen
+    assert made.staging.permute.seen["x"] == normed.data_ptr()
+
+
 def test_threads_on_one_stream_take_turns_with_the_shared_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[tuple[str, int]] = []
 
@@ -144,13 +182,9 @@ def test_threads_on_one_stream_take_turns_with_the_shared_workspace(monkeypatch:
         return SimpleNamespace(call=call)
 
     monkeypatch.setattr(wgmma_launches, "current_stream", lambda device: 7)
-    work: Any = SimpleNamespace(
-        staged=torch.zeros(8),
-        partials=torch.zeros(8),
-        counters=torch.zeros(8, dtype=torch.int32),
-        turn=Lock(),
-    )
-    both = wgmma_launches.WgmmaLaunches(packed=_packed(), permute=launch("x"), multiply=launch("y"))
+    work, permute = _workspace(), launch("x")
+    laid_out = staging.Staging(columns=K, tokens=8, pre_scale=None, permute=permute, norm=None)
+    both = wgmma_launches.WgmmaLaunches(packed=_packed(), staging=laid_out, multiply=launch("y"))
     x, out = torch.randn(M, K).bfloat16(), torch.zeros(M, N).bfloat16()
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(both.run, x, None, out, work) for _ in range(12)]:

@@ -286,6 +286,17 @@ def test_a_router_in_one_launch_is_told_for_the_devices_that_have_it(run: Run) -
     assert (merged["kernel"], merged["tokens"]) == ("norm_router", [1, 64])
 
 
+def test_an_mlp_that_hands_on_is_told_at_gate_and_up_for_the_devices_that_have_it(run: Run) -> None:
+    words = "merged M = 33..64 with the laying out of what down_proj reads, in one launch: wgmma_mlp"
+    for target in TARGETS:
+        told = " ".join(run(NVFP4, "--assume", target)[1].split())
+        assert (words in told) == ("wgmma_mlp" in told) == (target == "sm_90a")
+    report = _report(run, NVFP4, "--assume", "sm_90a")
+    merged = _group(report, "model.layers.0.mlp.gate_proj")["merged"]
+    assert (merged["kernel"], merged["tokens"]) == ("wgmma_mlp", [33, 64])
+    assert _group(report, "model.layers.0.mlp.down_proj")["merged"] is None
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_every_modelled_cost_says_that_it_is_an_h200s(run: Run, target: str) -> None:
     text = " ".join(run(MIXED, "--assume", target)[1].split())

@@ -13,16 +13,16 @@ from vtensors_formats import NVFP4Weight
 from vtensors_kernels.arguments import output_for, residual_for
 from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.nvfp4.packed import PackedNVFP4
+from vtensors_kernels.nvfp4.staging import Norm
 from vtensors_kernels.nvfp4.wgmma_form import CLUSTERS, RINGS, WIDTHS, WgmmaForm, choose_form, width_of
 from vtensors_kernels.nvfp4.wgmma_launches import (
     EPILOGUES,
     WgmmaLaunches,
     check_packed,
     make_launches,
-    permute_instantiations,
     product_instantiations,
 )
-from vtensors_kernels.packed_tiles import column_steps, row_tiles
+from vtensors_kernels.packed_tiles import row_tiles
 
 LINEAR, FUNCTION = "sm90/linear_nvfp4_wgmma.cu", "linear_nvfp4_wgmma"
 MAX_TOKENS = WIDTHS[-1]
@@ -36,7 +36,7 @@ _FORMS = tuple(
     for groups, (chunk, slots) in RINGS.items()
     for cluster in CLUSTERS
 )
-INSTANTIATIONS = product_instantiations((LINEAR, FUNCTION), _FORMS) + permute_instantiations(_WIDTHS)
+INSTANTIATIONS = product_instantiations((LINEAR, FUNCTION), _FORMS)
 
 
 @attrs.define(kw_only=True)
@@ -111,7 +111,7 @@ class WgmmaLinear:
             next((made[w] for w in sorted(made) if w >= m), None) for m in range(MAX_TOKENS + 1)
         ]
         self.workspace.reserve(
-            staged=max(column_steps(k) * form.tokens * 256 for form in forms),
+            staged=max(launches.staging.nbytes for launches in made.values()),
             partials=max(form.partial_bytes for form in forms),
             counters=row_tiles(n),
         )
@@ -122,11 +122,15 @@ class WgmmaLinear:
         """x: [M, K] of the dtype; residual: [M, N] for linear_add. [M, N], or [M, N / 2] for linear_swiglu."""
         return self._into(x, x.new_empty(x.shape[0], self.out_features), residual)
 
+    def normed(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """The same of `norm_rows(x, gain, eps)`, whose bits one launch lays out where it can. gain: [K] float32."""
+        return self._into(x, x.new_empty(x.shape[0], self.out_features), None, Norm(gain=gain, eps=eps))
+
     def run(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same into `out`, contiguous; on torch's current stream."""
         return self._into(x, output_for(x, (x.shape[0], self.out_features), self.dtype, out), residual)
 
-    def _into(self, x: Tensor, out: Tensor, residual: Tensor | None) -> Tensor:
+    def _into(self, x: Tensor, out: Tensor, residual: Tensor | None, norm: Norm | None = None) -> Tensor:
         m = x.shape[0]
         width = self._by_tokens[m] if 1 <= m <= MAX_TOKENS else None
         k = self.packed.shape[1]
@@ -135,7 +139,7 @@ class WgmmaLinear:
                 "x does not fit", seen=f"{x.dtype} {tuple(x.shape)}", accepted=self._accepted()
             )
         residual = residual_for(x, (m, self.out_features), self.dtype, residual, wanted=self._adds)
-        width.run(x, residual, out, self.workspace)
+        width.run(x, residual, out, self.workspace, norm)
         return out
 
     def _accepted(self) -> str:

@@ -1,5 +1,5 @@
-"""The two launches of a linear by warpgroup products, x permuted for the tensor cores and then the products: what they
-are compiled from, which matrices they take, how they are made."""
+"""The two launches of a linear by warpgroup products, x laid out for the tensor cores and then the products: which
+matrices they take, how they are made."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from vtensors_kernels.compiling.functions import compiled_function
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream
 from vtensors_kernels.dtypes import dtype_defines
+from vtensors_kernels.nvfp4.staging import Norm, Staging
 from vtensors_kernels.nvfp4.warpgroup_form import WarpgroupForm
 from vtensors_kernels.packed_matrix import PackedMatrix
 from vtensors_kernels.packed_tiles import column_steps
+from vtensors_kernels.steps.rms_norm import norm_rows
 
-PERMUTE = "sm90/permute_activations.cu"
 EPILOGUES: Mapping[str, int] = MappingProxyType(
     {"linear": 0, "linears": 0, "linear_add": 1, "linear_swiglu": 2}
 )
-# As many small blocks as fit beside those of a linear that is still at work.
-_PERMUTE_THREADS, _PERMUTE_BLOCKS = 64, 264
+# silu(gate) * up laid out for the linear behind, which is of the same width of products.
+STAGED_SWIGLU = 3
 
 
 def product_instantiations(
@@ -47,22 +48,7 @@ def product_instantiations(
         )
         for form in forms
         for as_float16 in (0, 1)
-        for epilogue in (0, 1, 2)
-    )
-
-
-def permute_instantiations(widths: Iterable[int]) -> tuple[Instantiation, ...]:
-    """The kernel that lays out x, for products of so many tokens."""
-    return tuple(
-        Instantiation(
-            source=PERMUTE,
-            function="permute_activations",
-            defines={"VT_TOKENS": width, "VT_F16": as_float16},
-            targets=("sm_90a",),
-            hot=True,
-        )
-        for width in widths
-        for as_float16 in (0, 1)
+        for epilogue in (0, 1, 2, STAGED_SWIGLU)
     )
 
 
@@ -105,35 +91,53 @@ class WgmmaLaunches:
     """Both launches of one form for one packed matrix."""
 
     packed: PackedMatrix
-    permute: Launch
+    staging: Staging
     multiply: Launch
 
-    def run(self, x: Tensor, residual: Tensor | None, out: Tensor, workspace: Workspace) -> None:
-        """Into out, on torch's current stream. x: [M, K], any strides; residual: as out, or None."""
+    def run(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        out: Tensor,
+        workspace: Workspace,
+        norm: Norm | None = None,
+    ) -> None:
+        """Into out, on torch's current stream. x: [M, K], any strides; norm: of x first; residual: as out, or None."""
+        x, norm = self.readable(x, norm)
+        residual = None if residual is None else aligned(residual, 4)
+        stream = current_stream(self.packed.blocks.device)
+        with workspace.turn:
+            staged = workspace.staged.data_ptr()
+            self.staging.call(stream, x, norm, staged)
+            self.products(stream, staged, residual, out.data_ptr(), x.shape[0], workspace)
+
+    def readable(self, x: Tensor, norm: Norm | None) -> tuple[Tensor, Norm | None]:
+        """What the staging is given for x [M, K] of any strides: rows it can read, normed where it cannot do that."""
+        if norm is not None and not self.staging.norms(x, norm):
+            x, norm = norm_rows(x, norm.gain, norm.eps), None
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
             x = x.contiguous() if not x.is_contiguous() else x.clone()
-        residual = None if residual is None else aligned(residual, 4)
-        packed, m, (n, k) = self.packed, x.shape[0], self.packed.shape
-        steps, staged = column_steps(k), workspace.staged.data_ptr()
-        stream = current_stream(packed.blocks.device)
-        with workspace.turn:
-            self.permute.call(
-                stream, x.data_ptr(), _address(packed.pre_scale), staged, x.stride(0), m, k, steps
-            )
-            self.multiply.call(
-                stream,
-                packed.blocks.data_ptr(),
-                staged,
-                packed.row_scale.data_ptr(),
-                _address(packed.bias),
-                _address(residual),
-                out.data_ptr(),
-                workspace.partials.data_ptr(),
-                workspace.counters.data_ptr(),
-                n,
-                steps,
-                m,
-            )
+        return x, norm
+
+    def products(
+        self, stream: int, staged: int, residual: Tensor | None, out: int, m: int, workspace: Workspace
+    ) -> None:
+        """The second launch. staged, out: addresses, of the stages of M rows and of what comes of them."""
+        packed, (n, k) = self.packed, self.packed.shape
+        self.multiply.call(
+            stream,
+            packed.blocks.data_ptr(),
+            staged,
+            packed.row_scale.data_ptr(),
+            _address(packed.bias),
+            _address(residual),
+            out,
+            workspace.partials.data_ptr(),
+            workspace.counters.data_ptr(),
+            n,
+            column_steps(k),
+            m,
+        )
 
 
 def make_launches(
@@ -141,18 +145,10 @@ def make_launches(
 ) -> WgmmaLaunches:
     """The launches of a form that fits the matrix. Errors: CompileError, LaunchError."""
     index, f16, shared = packed.blocks.device.index or 0, dtype_defines(dtype), form.shared_bytes
-    permute = compiled_function(PERMUTE, "permute_activations", index, {"VT_TOKENS": form.tokens, **f16})
     defines = {**form.defines, **f16, "VT_EPILOGUE": epilogue, **dict(packed.format.defines)}
-    threads = 8 * form.tokens * column_steps(packed.shape[1])
     return WgmmaLaunches(
         packed=packed,
-        permute=Launch(
-            function=permute,
-            grid=(min(-(-threads // _PERMUTE_THREADS), _PERMUTE_BLOCKS), 1, 1),
-            block=(_PERMUTE_THREADS, 1, 1),
-            arguments=7,
-            dependent=True,
-        ),
+        staging=Staging.of(packed.shape[1], form.tokens, packed.pre_scale, dtype, index),
         multiply=Launch(
             function=compiled_function(source, function, index, defines, shared),
             grid=(form.blocks, 1, 1),

@@ -15,13 +15,13 @@ from vtensors.errors import RequestError, VtensorsError
 from vtensors_kernels.arguments import check_x, output_for, residual_for
 from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.nvfp4.packed import FORMAT
+from vtensors_kernels.nvfp4.staging import Norm
 from vtensors_kernels.nvfp4.wgmma import WgmmaWorkspace, random_weight
 from vtensors_kernels.nvfp4.wgmma_launches import (
     EPILOGUES,
     WgmmaLaunches,
     check_packed,
     make_launches,
-    permute_instantiations,
     product_instantiations,
 )
 from vtensors_kernels.nvfp4.wgmma_segments_form import (
@@ -32,22 +32,23 @@ from vtensors_kernels.nvfp4.wgmma_segments_form import (
     compiled_forms,
 )
 from vtensors_kernels.packed_matrix import PackedFormat, PackedMatrix
-from vtensors_kernels.packed_tiles import column_steps, row_tiles
+from vtensors_kernels.packed_tiles import row_tiles
 
 
 def instantiations(packed: PackedFormat) -> tuple[Instantiation, ...]:
     """Every form, format of activations and epilogue for a packed layout."""
     forms = (form for width in WIDTHS for form in compiled_forms(width, packed.block_bytes))
-    return product_instantiations(_kernel(packed), forms, packed.defines)
+    return product_instantiations(kernel_of(packed), forms, packed.defines)
 
 
-def _kernel(packed: PackedFormat) -> tuple[str, str]:
+def kernel_of(packed: PackedFormat) -> tuple[str, str]:
+    """Source and function. Raises RequestError for a layout without such products."""
     if packed.segments is None:
         raise RequestError("no kernel by warpgroup products reads this layout", seen=packed.stream[1])
     return packed.segments
 
 
-INSTANTIATIONS = instantiations(FORMAT) + permute_instantiations(WIDTHS)
+INSTANTIATIONS = instantiations(FORMAT)
 
 
 class WgmmaSegments:
@@ -72,20 +73,20 @@ class WgmmaSegments:
     ) -> None:
         check_packed(packed, epilogue)
         self.packed, self.dtype, self._adds = packed, dtype, epilogue == "linear_add"
-        (n, k), self._device = packed.shape, packed.blocks.device
+        n, self._device = packed.shape[0], packed.blocks.device
         self.out_features = n // 2 if epilogue == "linear_swiglu" else n
         self.workspace = workspace or WgmmaWorkspace(device=self._device)
         if not forms:
             count = torch.cuda.get_device_properties(self._device).multi_processor_count
             size = packed.format.block_bytes
-            forms = tuple(choose_form(*(shape or (n, k)), width, count, size) for width in WIDTHS)
+            forms = tuple(choose_form(*(shape or packed.shape), width, count, size) for width in WIDTHS)
         self.forms = tuple(form.fitted(n) for form in dict.fromkeys(forms))
         made = [(form.tokens, self._made(form, EPILOGUES[epilogue])) for form in self.forms]
         self._by_tokens = [
             next((launches for width, launches in made if width >= m), None) for m in range(MAX_TOKENS + 1)
         ]
         self.workspace.reserve(
-            staged=max(column_steps(k) * form.tokens * 256 for form in self.forms),
+            staged=max(launches.staging.nbytes for _, launches in made),
             partials=max(form.node_bytes for form in self.forms),
             counters=row_tiles(n),
         )
@@ -98,6 +99,13 @@ class WgmmaSegments:
         x: [M, K] of the dtype, M <= 32 or the format's `most_tokens`, any strides. residual: [M, N], with linear_add.
         out: to write into.
         """
+        return self._into(x, residual, out, None)
+
+    def normed(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """The same of `norm_rows(x, gain, eps)`, whose bits one launch lays out where it can. gain: [K] float32."""
+        return self._into(x, None, None, Norm(gain=gain, eps=eps))
+
+    def _into(self, x: Tensor, residual: Tensor | None, out: Tensor | None, norm: Norm | None) -> Tensor:
         m, most = x.shape[0], max(MAX_TOKENS, self.packed.format.most_tokens)
         check_x(x, k=self.packed.shape[1], dtype=self.dtype)
         if not 1 <= m <= most or self._by_tokens[min(m, MAX_TOKENS)] is None:
@@ -111,11 +119,11 @@ class WgmmaSegments:
             launches = self._by_tokens[min(m - first, MAX_TOKENS)]
             if launches is not None:
                 own = None if residual is None else residual[rows]
-                launches.run(x[rows], own, out[rows], self.workspace)
+                launches.run(x[rows], own, out[rows], self.workspace, norm)
         return out
 
     def _made(self, form: SegmentsForm, epilogue: int) -> WgmmaLaunches:
-        return make_launches(*_kernel(self.packed.format), form, self.packed, self.dtype, epilogue)
+        return make_launches(*kernel_of(self.packed.format), form, self.packed, self.dtype, epilogue)
 
 
 def probe_wgmma_segments(

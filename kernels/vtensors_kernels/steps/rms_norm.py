@@ -26,7 +26,7 @@ from vtensors_kernels.steps.rows import device_of
 SOURCE, FUNCTION = "common/rms_norm.cu", "rms_norm"
 MAX_COLUMNS = 16384
 # Chunks of eight columns of a thread, and the most columns that are cut in such.
-_CHUNKS = ((1, 2048), (2, 8192), (4, MAX_COLUMNS))
+NORM_CHUNKS = ((1, 2048), (2, 8192), (4, MAX_COLUMNS))
 _READY = 4096
 # An output rounds to 8 or 11 bits; the sums differ by far less.
 TOLERANCES = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -39,7 +39,7 @@ INSTANTIATIONS = tuple(
         hot=True,
         shared_bytes=2 * most,
     )
-    for f16, (chunks, most) in product((0, 1), _CHUNKS)
+    for f16, (chunks, most) in product((0, 1), NORM_CHUNKS)
 )
 
 
@@ -65,7 +65,7 @@ class NormForm:
                 seen=str(columns),
                 accepted=f"a multiple of 8, 8 .. {MAX_COLUMNS}",
             )
-        chunks = next(chunks for chunks, most in _CHUNKS if columns <= most)
+        chunks = next(chunks for chunks, most in NORM_CHUNKS if columns <= most)
         threads = -(-columns // (8 * chunks))
         return cls(chunks=chunks, threads=-(-threads // 32) * 32, shared_bytes=2 * columns)
 

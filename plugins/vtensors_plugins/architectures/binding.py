@@ -101,23 +101,26 @@ class Binder:
         self._record(bound, group)
         return bound.call
 
-    def merges(self, merged: Merged, parts: int) -> bool:
+    def merges(self, merged: Merged, parts: int, behind: int = 0) -> bool:
         """Records that a kernel computes the so many parts bound last, and what lies around them.
 
-        False where that is only planned, and where the kernel fails its self-test, which is recorded instead.
+        behind: weights, each a group of its own, that were bound after them. False where that is only planned, and
+        where the kernel fails its self-test, which is recorded instead.
         """
         if self.dry_run is not None:
-            self.dry_run.planned[-1] = attrs.evolve(self.dry_run.planned[-1], merged=merged)
+            planned = self.dry_run.planned
+            planned[-1 - behind] = attrs.evolve(planned[-1 - behind], merged=merged)
             return False
         why = merged.failure(self.verdicts.run)
         failed = () if why is None else ((merged.kernel, why),)
-        self.selected[-parts:] = [
+        own = slice(len(self.selected) - behind - parts, len(self.selected) - behind)
+        self.selected[own] = [
             attrs.evolve(
                 record,
                 not_fused=record.not_fused + failed,
                 merged=None if failed else (*merged.tokens, merged.kernel),
             )
-            for record in self.selected[-parts:]
+            for record in self.selected[own]
         ]
         return not failed
 

@@ -126,12 +126,11 @@ class Parts:
         bound = self._binder.bound("linears", group)
         return (self._apart(group), None) if bound is None else (_split(bound.call, group), bound)
 
-    def merges(self, merged: Merged, parts: int) -> bool:
-        """Whether that kernel is to compute the so many weights asked for last, and what lies around them.
-
-        False for a plan, which notes it, and where the kernel fails its self-test, which the weights' records tell.
+    def merges(self, merged: Merged, parts: int, behind: int = 0) -> bool:
+        """Whether that kernel is to compute so many weights, and what lies around them; behind: asked for since, one
+        by one. False for a plan, which notes it, and where it fails its self-test, which the weights' records tell.
         """
-        return self._binder.merges(merged, parts)
+        return self._binder.merges(merged, parts, behind)
 
     def norm_linears(self, names: Sequence[str], *, bias: bool = False) -> NormedLinearsCall:
         """Several weights over one x that goes through a norm first."""
@@ -149,21 +148,31 @@ class Parts:
 
     def norm_linear_swiglu(self, gate: str, up: str, *, bias: bool = False) -> NormedCall:
         """silu(gate(x)) * up(x) of an x that goes through a norm first."""
+        return self.bound_norm_linear_swiglu(gate, up, bias=bias)[0]
+
+    def bound_norm_linear_swiglu(
+        self, gate: str, up: str, *, bias: bool
+    ) -> tuple[NormedCall, BoundKernel | None]:
+        """`norm_linear_swiglu`, and the kernels that compute all of it; None where several do."""
         group = self._group("norm_linear_swiglu", [gate, up], bias=bias)
-        fused = self._binder.whole("norm_linear_swiglu", group)
-        if fused is None:
+        bound = self._binder.bound("norm_linear_swiglu", group)
+        if bound is None:
             apart = self._linear_swiglu(group)
-            return lambda h, norm: apart(norm(h))
-        return lambda h, norm: fused(h, norm.gain, norm.eps)
+            return (lambda h, norm: apart(norm(h))), None
+        return (lambda h, norm: bound.call(h, norm.gain, norm.eps)), bound
 
     def linear_add(self, name: str, *, bias: bool = False) -> AddCall:
         """residual + linear(x)."""
+        return self.bound_linear_add(name, bias=bias)[0]
+
+    def bound_linear_add(self, name: str, *, bias: bool) -> tuple[AddCall, BoundKernel | None]:
+        """`linear_add`, and the kernels that compute all of it; None where the sum is apart."""
         group = self._group("linear_add", [name], bias=bias)
-        fused = self._binder.whole("linear_add", group)
-        if fused is not None:
-            return fused
+        bound = self._binder.bound("linear_add", group)
+        if bound is not None:
+            return bound.call, bound
         linear = self._linear(group)
-        return lambda x, residual: add(residual, linear(x))
+        return (lambda x, residual: add(residual, linear(x))), None
 
     def linear_argmax(self, name: str) -> LinearCall:
         """x [M, K] -> [M] int64, the index of the largest entry of linear(x)."""

@@ -19,13 +19,14 @@ from vtensors_kernels.steps.rms_norm import norm_rows, why_no_norm_kernel
 Call = Callable[..., Tensor]
 
 
-def for_op(op: str, linear: Call) -> Call:
+def for_op(op: str, linear: Call, normed: Call | None = None) -> Call:
     """The op's call from one of its launcher's that computes neither norm nor argmax.
 
-    linear: (x, residual) for linear_add, else (x), of [M, K]. Errors: those of linear.
+    linear: (x, residual) for linear_add, else (x), of [M, K]. normed: (x, gain, eps), what linear gives for
+    `norm_rows` of them; composed of both where it is None. Errors: those of linear.
     """
     if op.startswith("norm_"):
-        return over_rows(lambda x, gain, eps: linear(norm_rows(x, gain, eps)))
+        return over_rows(normed or (lambda x, gain, eps: linear(norm_rows(x, gain, eps))))
     if op == "linear_argmax":
         return over_rows(lambda x: argmax(linear(x)))
     return over_rows(linear)

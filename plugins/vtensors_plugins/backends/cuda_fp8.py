@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from vtensors.records import KernelRequest, KernelSpec
-from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS, SUMS, WGMMA_BLOCKS
+from vtensors_plugins.backends.cuda_nvfp4 import NUMERICS, PACKED_OPS, STAGING_SOURCES, SUMS, WGMMA_BLOCKS
 from vtensors_plugins.backends.cuda_requests import fingerprint_line, norm_refusal, refusal
 
 if TYPE_CHECKING:
@@ -139,9 +139,8 @@ def _fingerprint_stream(request: KernelRequest) -> str:
 def _fingerprint_segments(request: KernelRequest) -> str:
     from vtensors_kernels.probing import fingerprint_of
 
-    sources = ("sm90/linear_fp8_wgmma_segments.cu", "sm90/permute_activations.cu")
-    others = ("common/repack_fp8.cu", "common/rms_norm.cu")
-    return fingerprint_line(request, fingerprint_of(request, *sources, *others))
+    sources = ("sm90/linear_fp8_wgmma_segments.cu", "common/repack_fp8.cu", *STAGING_SOURCES)
+    return fingerprint_line(request, fingerprint_of(request, *sources))
 
 
 def _fingerprint_widening(request: KernelRequest) -> str:

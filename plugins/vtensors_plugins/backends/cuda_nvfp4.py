@@ -40,6 +40,8 @@ STORED_OPS = ("linear", "linear_argmax")
 NUMERICS = "16-bit outputs, float32 sums"
 # The order of sums of `stream` and `wgmma_segments`: eight segments of a row, by K alone, in a balanced tree.
 SUMS = "eight-segments"
+# What lays out x for warpgroup products, and the norm that it may do on the way.
+STAGING_SOURCES = ("sm90/permute_activations.cu", "sm90/norm_activations.cu", "common/rms_norm.cu")
 # Weights per scale that the kernels know.
 _GROUPS = (16, 32)
 # Blocks of the packed layout that one launch may span on sm_90a; columns of the kernel without repack.
@@ -71,7 +73,7 @@ def _wgmma(op: str) -> KernelSpec:
         "wgmma",
         tokens=(33, 64),
         refuse=_refuse_wgmma,
-        fingerprint=_depends_on("sm90/linear_nvfp4_wgmma.cu", "sm90/permute_activations.cu"),
+        fingerprint=_depends_on("sm90/linear_nvfp4_wgmma.cu", *STAGING_SOURCES),
         targets=("sm_90a",),
     )
 
@@ -82,9 +84,7 @@ def _wgmma_segments(op: str) -> KernelSpec:
         "wgmma_segments",
         tokens=(17, 32),
         refuse=_refuse_segments,
-        fingerprint=_depends_on(
-            "sm90/linear_nvfp4_wgmma_segments.cu", "sm90/permute_activations.cu", "common/rms_norm.cu"
-        ),
+        fingerprint=_depends_on("sm90/linear_nvfp4_wgmma_segments.cu", *STAGING_SOURCES),
         targets=("sm_90a",),
         sums=SUMS,
     )

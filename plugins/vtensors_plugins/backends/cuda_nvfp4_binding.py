@@ -57,12 +57,13 @@ def _bind_wgmma(packed: PackedNVFP4, request: KernelRequest) -> Call:
         tokens=(request.tokens[0], request.tokens[1] or MAX_TOKENS),
         workspace=workspace_here(packed.blocks.device),
     )
-    return for_op(request.op, linear)
+    return for_op(request.op, linear, linear.normed)
 
 
 def _bind_wgmma_segments(packed: PackedNVFP4, request: KernelRequest) -> Call:
     workspace = workspace_here(packed.blocks.device)
-    return for_op(request.op, WgmmaSegments(packed, _dtype(request), _plain(request.op), workspace=workspace))
+    linear = WgmmaSegments(packed, _dtype(request), _plain(request.op), workspace=workspace)
+    return for_op(request.op, linear, linear.normed)
 
 
 _WIDENED: Mapping[str, Callable[[PackedNVFP4, torch.dtype], Call]] = MappingProxyType(

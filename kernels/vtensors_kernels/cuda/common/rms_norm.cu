@@ -51,16 +51,7 @@ extern "C" __global__ __launch_bounds__(kMostThreads) void rms_norm(
     const int chunk = thread + i * blockDim.x;
     if (chunk < chunks) row[chunk] = own[i];
   }
-  __syncthreads();
-  if (thread < 32) {
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int chunk = thread; chunk < chunks; chunk += 32) add_squares(sum, row[chunk]);
-    const float scale = norm_scale(sum, columns, eps);
-    if (thread == 0) found = scale;
-  }
-  __syncthreads();
-  const float scale = found;
+  const float scale = norm_scale_of_block(row, columns, eps, found);
   uint4* to = reinterpret_cast<uint4*>(out + static_cast<long long>(blockIdx.x) * columns);
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {

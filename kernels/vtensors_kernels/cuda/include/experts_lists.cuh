@@ -3,7 +3,8 @@
 //
 // Pair token * top + slot is the choice chosen[token][slot]; behind all of them pair m * top + token is the shared
 // expert's, which is expert number `experts`. An item is one expert and up to kItemTokens of its pairs in order; items
-// are in order of experts, the shared one last. Pairs of an expert outside 0 .. experts - 1 are in none.
+// are in order of experts, the shared one last. Pairs of an expert outside 0 .. experts - 1 are in none, and of the pairs
+// of a token that chose an expert twice one is.
 
 #include "include/experts_early_ptx.cuh"
 
@@ -18,7 +19,18 @@ struct Choice {
   unsigned short expert[kMostItems], count[kMostItems];
   unsigned short pairs[kMostItems][kItemTokens];
   int of_warps[kWarps];
+
+  // The place of a token among the pairs of its expert.
+  __device__ __forceinline__ unsigned short& pair_of(int expert, int token) {
+    const int before = __popc(tokens[expert] & ((1u << token) - 1u));
+    return pairs[first[expert] + before / kItemTokens][before % kItemTokens];
+  }
+  // Whether a pair of a token is in an item; behind list_pairs.
+  __device__ __forceinline__ bool is_listed(int pair, int token) {
+    return chosen[pair] != kMostExperts && pair_of(chosen[pair], token) == pair;
+  }
 };
+static_assert(sizeof(Choice) + 8 * kWarps * kMostStages <= 14 << 10, "what launches leave for static shared memory");
 
 // The choices of a thread, of pairs threadIdx.x + j * kThreads, on their way while all else is made ready: read early.
 constexpr int kOwnPairs = (kMostPairs + kThreads - 1) / kThreads;
@@ -104,9 +116,7 @@ __device__ __forceinline__ void list_pairs(Choice& choice, const OwnChoices& cho
     const int i = threadIdx.x + j * kThreads;
     if (chosen.tokens[j] >= m) break;
     const int expert = choice.chosen[i];
-    if (expert == kMostExperts) continue;
-    const int before = __popc(choice.tokens[expert] & ((1u << chosen.tokens[j]) - 1u));
-    choice.pairs[choice.first[expert] + before / kItemTokens][before % kItemTokens] = static_cast<unsigned short>(i);
+    if (expert != kMostExperts) choice.pair_of(expert, chosen.tokens[j]) = static_cast<unsigned short>(i);
   }
   if (shared && threadIdx.x < m) {
     unsigned short* to = choice.pairs[items - (m + kItemTokens - 1) / kItemTokens];

@@ -116,8 +116,7 @@ extern "C" __global__ __launch_bounds__(kThreads, VT_BLOCKS_PER_SM) void VT_FUNC
   for (int j = 0; j < kOwnSlots; ++j) {
     const int i = threadIdx.x + j * kThreads, token = i / (top + 1), slot = i - token * (top + 1);
     if (token >= m) break;
-    const bool known = slot >= top || choice.chosen[token * top + slot] != kMostExperts;
-    if (slot < top) slot_weights[i] = known_weight(own_weights[j], known);
+    if (slot < top) slot_weights[i] = known_weight(own_weights[j], choice.is_listed(token * top + slot, token));
     else slot_weights[i] = gate == nullptr ? 1.0f : gate_weight(widen_kept(own_gates[j]));
   }
   wait_for_predecessors();

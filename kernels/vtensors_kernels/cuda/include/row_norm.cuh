@@ -23,6 +23,20 @@ __device__ __forceinline__ float norm_scale(float sum, int columns, float eps) {
   return rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(columns)), eps));
 }
 
+// The same of a row that the threads of a block have brought into shared memory, in all of them. found: shared.
+__device__ __forceinline__ float norm_scale_of_block(const uint4* row, int columns, float eps, float& found) {
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int chunk = threadIdx.x; chunk < columns / 8; chunk += 32) add_squares(sum, row[chunk]);
+    const float scale = norm_scale(sum, columns, eps);
+    if (threadIdx.x == 0) found = scale;
+  }
+  __syncthreads();
+  return found;
+}
+
 // Two neighbours times the row's scale, then times their gains.
 __device__ __forceinline__ unsigned normed_pair(unsigned pair, float scale, float gain_low, float gain_high) {
   return narrow_pair(__fmul_rn(__fmul_rn(widen(pair & 0xffffu), scale), gain_low),

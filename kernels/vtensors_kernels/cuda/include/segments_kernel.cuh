@@ -96,7 +96,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound, 1) void VT
     const float* __restrict__ row_scale,           // [16 tiles]
     const float* __restrict__ bias,                // [16 tiles] or null
     const unsigned short* residual,                // [M, N] or null; not read before the wait
-    unsigned short* __restrict__ y,                // [M, N], or [M, N / 2] for silu(gate) * up
+    unsigned short* __restrict__ y,                // [M, N], or [M, N / 2] for silu(gate) * up, or stages of that
     float4* nodes,                                 // [blocks of the grid, kPlaces, kWarps, kTokens / 8, 32]
     unsigned* counters,                            // [tiles] zeros, left as zeros
     int n,                                         // N

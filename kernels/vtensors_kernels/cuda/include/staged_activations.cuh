@@ -10,10 +10,12 @@
 //
 // Zero for columns from K to the end of the last stage. Tokens from M on are left as they are: what products make of
 // them is not stored.
+//
+// Whoever writes stages does so with plain stores and no fence of the proxies: the products read them with bulk copies,
+// a launch later, behind the wait for it and a fence of their own (fetch_stages).
 
+#include "include/packed_blocks.cuh"
 #include "include/sixteen_bits.cuh"
-
-constexpr int kStepColumns = 128;  // of a stage
 
 // The first of eight columns whose pairs p = 0..3 are the parts c of the chunks 4 u + p.
 __device__ __forceinline__ int staged_column(int step, int u, int c) {

@@ -3,7 +3,7 @@
 // y[m, n] = row_scale[n] * sum_k x[m, k] * w[n, k]  (+ bias[n]), rounded once to x's format; w by VT_SCALES:
 //   0  e4m3 / 256               row_scale is 256 * the scale of the matrix or the row
 //   2  e4m3 * 2^(byte - 247)    in the operands; row_scale is 2^(largest E8M0 byte of the row - 134)
-// variants: + residual[m, n]; silu(y[m, gate]) * y[m, up] of paired rows.
+// variants: + residual[m, n]; silu(y[m, gate]) * y[m, up] of paired rows, also as the stages of the next linear.
 //
 // Arguments, grid, block, shapes and arch: segments_kernel.cuh.
 

@@ -1,7 +1,7 @@
 // y = x @ W.T for up to 64 tokens: packed NVFP4 weights as the register operand of warpgroup products.
 //
 // y[m, n] = row_scale[n] * sum_k x[m, k] * (e2m1 * e4m3 / 256)[n, k]  (+ bias[n]), rounded once to x's format;
-// variants: + residual[m, n]; silu(y[m, gate]) * y[m, up] of paired rows.
+// variants: + residual[m, n]; silu(y[m, gate]) * y[m, up] of paired rows, also as the stages of the next linear.
 //
 // Grid: clusters of kCluster blocks, at most as many as (groups of row tiles) x (column steps); each
 // takes an equal range of that line: the end of a group, whole groups, the beginning of one. A block has kWarps
@@ -135,7 +135,7 @@ extern "C" __global__ VT_CLUSTER_DIMENSIONS __launch_bounds__(kBound) void linea
     const float* __restrict__ row_scale,           // [16 tiles]
     const float* __restrict__ bias,                // [16 tiles] or null
     const unsigned short* residual,                // [M, N] or null; not read before the wait
-    unsigned short* __restrict__ y,                // [M, N], or [M, N / 2] for silu(gate) * up
+    unsigned short* __restrict__ y,                // [M, N], or [M, N / 2] for silu(gate) * up, or stages of that
     float4* partials,                              // [blocks of the grid, 2, kWarps, kTokens / 8, 32]
     unsigned* counters,                            // [tiles] zeros, left as zeros
     int n,                                         // N

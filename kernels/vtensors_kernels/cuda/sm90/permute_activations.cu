@@ -1,59 +1,73 @@
-// Activations -> the shared-memory stages of linear_nvfp4_wgmma: one per 128 columns, copied there as they lie.
+// Activations -> the stages of linear_*_wgmma* (staged_activations.cuh).
 //
-// Product 2 u + h of a stage (u = word 0..3, h = 0, 1) has at its k position 8 q + 2 c + e (q, e = 0, 1;
-// c = 0..3) the column 32 c + 8 (u ^ (c >> 1)) + 4 h + 2 q + e, as lane c of the packed layout holds it. A stage
-// is [16 chunks of 8 k positions][kTokens][8]: chunk 4 u + 2 h + q is one column of core matrices.
-//
-//   staged[s][4 u + 2 h + q][t][2 c + e] = x[t, 128 s + 32 c + 8 (u ^ (c >> 1)) + 4 h + 2 q + e] (* pre_scale)
-//
-// Zero for tokens from M to kTokens and for columns from K to the end of the last stage.
-// One thread: one u and h of one token of one step at a time; any grid. Blocks are small and have few registers so that
-// they start beside the blocks of the linear before this one and wait there.
-// Shapes: M <= kTokens; K a multiple of 4. x: rows aligned to 8 bytes. Shared memory: none. Arch: sm_90a.
+// Four lanes c bring eight columns each that are the parts c of four chunks, and give each other their pairs. A warp
+// does so for two u of four tokens, a block for all u of them: whole sectors are read and written. All of a thread's
+// columns are on their way before the first arrives. Blocks are small and have few registers so that they start beside
+// the blocks of the linear before this one and wait there.
+// Shapes: M <= pitch; K a multiple of 8. Grid: x any, steps are dealt out to the blocks; y ceil(M / 4) or more. x: rows
+// aligned to 16 bytes. Shared memory: none. Arch: sm_90a.
 
+#include "include/staged_activations.cuh"
 #include "include/wgmma_ptx.cuh"
 
-#ifndef VT_TOKENS
-#define VT_TOKENS 64  // tokens of a stage
+#ifndef VT_PRE_SCALE
+#define VT_PRE_SCALE 0  // 1: there is a pre_scale
+#endif
+#ifndef VT_AHEAD
+#define VT_AHEAD (VT_PRE_SCALE ? 2 : 4)
 #endif
 
-constexpr int kTokens = VT_TOKENS;
-constexpr int kStep = 128;  // columns of a stage
+constexpr int kAhead = VT_AHEAD;  // stages whose columns a thread has on their way
 constexpr int kThreads = 64, kBlocks = 32;  // of an SM: at most 32 registers a thread
-static_assert(kTokens % 8 == 0 && kTokens <= 64, "whole core matrices");
 
-// Four values times four scales, each product rounded once.
-__device__ __forceinline__ uint2 scale_four(uint2 v, const float* __restrict__ scale) {
-  return make_uint2(round_pair(widen_half<0>(v.x) * scale[0], widen_half<1>(v.x) * scale[1]),
-                    round_pair(widen_half<0>(v.y) * scale[2], widen_half<1>(v.y) * scale[3]));
+// Lane c of four has pair p = 0..3 of its columns and gets the pairs p = c of all four lanes.
+__device__ __forceinline__ uint4 exchange_pairs(uint4 own, int c) {
+  const bool odd = c & 1, high = c & 2;
+  const unsigned x = __shfl_xor_sync(~0u, odd ? own.x : own.y, 1), y = __shfl_xor_sync(~0u, odd ? own.z : own.w, 1);
+  // Pairs p = c % 2 and p = c % 2 + 2 of the lanes 2 (c / 2) and the next.
+  const uint2 low = odd ? make_uint2(x, own.y) : make_uint2(own.x, x);
+  const uint2 upper = odd ? make_uint2(y, own.w) : make_uint2(own.z, y);
+  const unsigned first = __shfl_xor_sync(~0u, high ? low.x : upper.x, 2);
+  const unsigned second = __shfl_xor_sync(~0u, high ? low.y : upper.y, 2);
+  return high ? make_uint4(first, second, upper.x, upper.y) : make_uint4(low.x, low.y, first, second);
 }
 
 extern "C" __global__ __launch_bounds__(kThreads, kBlocks) void permute_activations(
     const unsigned short* x,               // [M, K] bf16 or f16, rows row_stride apart; not read before the wait
-    const float* __restrict__ pre_scale,   // [K] or null
-    uint4* __restrict__ staged,            // [steps, 16, kTokens] chunks of 8
+    const float* __restrict__ pre_scale,   // [K], with VT_PRE_SCALE
+    uint4* __restrict__ staged,            // [steps, 16, pitch] chunks of 8
     long long row_stride,                  // elements
     int tokens,                            // M
     int columns,                           // K
-    int steps)                             // ceil(K / 128)
+    int pitch)                             // tokens of a stage
 {
   launch_dependents();
+  const int lane = threadIdx.x % 32, c = lane % 4, u = threadIdx.x / 32 * 2 + lane / 4 % 2;
+  const int token = blockIdx.y * 4 + lane / 8, of_step = staged_column(0, u, c);
+  const int steps = (columns + kStepColumns - 1) / kStepColumns, apart = gridDim.x;
+  const unsigned short* row = x + min(token, tokens - 1) * row_stride + of_step;
+  uint4* to = staged + staged_chunk(0, u, c, pitch, token);
   wait_for_predecessors();
-  for (int index = blockIdx.x * kThreads + threadIdx.x; index < 8 * kTokens * steps; index += gridDim.x * kThreads) {
-    const int h = index & 1, u = index >> 1 & 3, token = (index >> 3) % kTokens, step = (index >> 3) / kTokens;
-    uint2 read[4];  // by c: pairs of q = 0, 1
+  for (int first = blockIdx.x; first < steps; first += kAhead * apart) {
+    uint4 read[kAhead];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const int column = step * kStep + 32 * c + 8 * (u ^ (c >> 1)) + 4 * h;
-      read[c] = make_uint2(0u, 0u);
-      if (token < tokens && column < columns) {
-        read[c] = *reinterpret_cast<const uint2*>(x + token * row_stride + column);
-        if (pre_scale) read[c] = scale_four(read[c], pre_scale + column);
-      }
+    for (int i = 0; i < kAhead; ++i) {
+      const int column = (first + i * apart) * kStepColumns;
+      read[i] = make_uint4(0u, 0u, 0u, 0u);
+      if (of_step < columns - column) read[i] = *reinterpret_cast<const uint4*>(row + column);
     }
-    uint4* to = staged + (static_cast<long long>(step) * 16 + 4 * u + 2 * h) * kTokens + token;
-    to[0] = make_uint4(read[0].x, read[1].x, read[2].x, read[3].x);
-    to[kTokens] = make_uint4(read[0].y, read[1].y, read[2].y, read[3].y);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int step = first + i * apart;
+      if (step >= steps) break;
+      const int column = step * kStepColumns + of_step;
+      if (VT_PRE_SCALE && column < columns) {
+        const float* scale = pre_scale + column;
+        read[i] = make_uint4(scale_pair(read[i].x, scale), scale_pair(read[i].y, scale + 2),
+                             scale_pair(read[i].z, scale + 4), scale_pair(read[i].w, scale + 6));
+      }
+      const uint4 chunk = exchange_pairs(read[i], c);
+      if (token < tokens) to[16ll * step * pitch] = chunk;
+    }
   }
-  fence_async_proxy();
 }

@@ -2,9 +2,12 @@
 
     python benchmarks/paged_attention.py --json benchmarks/results/paged-attention-h200.json
     python benchmarks/paged_attention.py --shapes qwen3.6-27b --rows 1,32 --contexts 1024 --blocks 264,528,1024,2048
+    python benchmarks/paged_attention.py --shapes qwen3.6-27b --caches bf16 --kernels chosen,paged_attention_decode
 
 A time is the median of replays of a CUDA graph over copies of the cache of at least 400 MB together; a call has both
-launches, norms, rotation, the write to the cache and the gate. Each is first held against the reference. The floor is
+launches, norms, rotation, the write to the cache and the gate. Between them nothing is written but results: an L2 cache
+that is emptied by writing is full of lines which the next call's reads must first write back, and a call of 20 us takes
+50. Each is first held against the reference, and another kernel's result against the chosen one's bits. The floor is
 keys and values once, at 4.3 TB/s, what plain loads reach on an H200 (`linear.py` measures it).
 """
 
@@ -26,8 +29,10 @@ from graph_timing import copies_of, time_calls
 from measured_on import measured_on
 from torch import Tensor
 
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.paged_attention import AttentionShape
-from vtensors_kernels.steps.paged_attention import BLOCKS, FINE_TOKENS, PagedAttention, splits_of
+from vtensors_kernels.steps.paged_attention import FINE_TOKENS, PagedAttention, splits_of
+from vtensors_kernels.steps.paged_attention_forms import decode_form
 from vtensors_kernels.steps.paged_attention_probe import (
     DECODE_LIMITS,
     PagedCase,
@@ -42,13 +47,18 @@ SHAPES = {
     "llama-8b": (32, 8, 128, 128, False),
 }
 ROWS, CONTEXTS = (1, 8, 32), (128, 1024, 8192)
+CHOSEN, DECODE = "chosen", "paged_attention_decode"
 FLOOR_BYTES_PER_US = 4.3e6
 
 
 def make_attention(
-    name: str, scales: tuple[float, float] | None, blocks: int, fine_tokens: int
+    name: str,
+    scales: tuple[float, float] | None,
+    kernel: str = CHOSEN,
+    blocks: int | None = None,
+    fine_tokens: int = FINE_TOKENS,
 ) -> tuple[AttentionShape, PagedAttention]:
-    """The shape of that name and its kernel."""
+    """The shape of that name and its kernel, as Point says."""
     heads, kv_heads, dim, rotary, gated = SHAPES[name]
     device = torch.device("cuda", torch.cuda.current_device())
     gains = [torch.linspace(0.5, 1.5, dim, device=device) for _ in range(2)]
@@ -78,6 +88,7 @@ def make_attention(
         dtype=shape.dtype,
         kv_scales=scales,
         max_positions=max(CONTEXTS) + 64,
+        form=decode_form(dtype_defines(shape.dtype), dim, scales is not None) if kernel == DECODE else None,
         blocks=blocks,
         fine_tokens=fine_tokens,
     )
@@ -86,13 +97,14 @@ def make_attention(
 
 @attrs.frozen(kw_only=True)
 class Point:
-    """What one row of the record is about. fp8: the cache. blocks, fine_tokens: see PagedAttention."""
+    """What one row of the record is about. fp8: the cache. kernel: CHOSEN or DECODE. Others: see PagedAttention."""
 
     shape: str
     fp8: bool
     rows: int
     context: int
-    blocks: int
+    kernel: str
+    blocks: int | None
     fine_tokens: int
 
 
@@ -100,11 +112,15 @@ def measure(point: Point, *, graph_us: float, replays: int) -> dict[str, Any]:
     """One row. Raises ValueError where the result is wrong."""
     rows, context = point.rows, point.context
     scales = (0.25, 0.5) if point.fp8 else None
-    shape, attention = make_attention(point.shape, scales, point.blocks, point.fine_tokens)
+    shape, attention = make_attention(point.shape, scales, point.kernel, point.blocks, point.fine_tokens)
     small = PagedCase.make(shape, (context - 1,), attention.device)
-    error = relative_errors(small.decode(attention), small.wanted())["result"]
+    found = small.decode(attention)
+    error = relative_errors(found, small.wanted())["result"]
     if not error < DECODE_LIMITS[shape.dtype]:
         raise ValueError(f"relative error {error:.1e}")
+    _, other = make_attention(point.shape, scales, fine_tokens=point.fine_tokens)
+    if not torch.equal(small.decode(other)[0], found[0]):
+        raise ValueError("other bits than the chosen kernel's")
     calls, nbytes = _calls(shape, attention, small, rows, context)
     times = time_calls(calls, graph_us=graph_us, replays=replays)
     if not isinstance(times.last, Tensor) or not torch.isfinite(times.last).all():
@@ -112,6 +128,7 @@ def measure(point: Point, *, graph_us: float, replays: int) -> dict[str, Any]:
     floor = nbytes / FLOOR_BYTES_PER_US
     return {
         **attrs.asdict(point),
+        "kernel": attention.form.function,
         "splits": splits_of(context, point.fine_tokens),
         "us": round(times.median, 3),
         "low_us": round(times.low, 3),
@@ -153,11 +170,11 @@ def _copied(cache: Tensor, pages: Tensor) -> Tensor:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| shape | FP8 | rows | context | blocks | fine | us | floor us | share | GB/s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| shape | FP8 | rows | context | kernel | blocks | fine | us | floor us | share | GB/s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        names = ("shape", "fp8", "rows", "context", "blocks", "fine_tokens", "us", "floor_us")
+        names = ("shape", "fp8", "rows", "context", "kernel", "blocks", "fine_tokens", "us", "floor_us")
         cells = [str(row[name]) for name in names]
         lines.append("| " + " | ".join([*cells, f"{row['share_of_floor']:.0%}", str(row["gb_s"])]) + " |")
     return "\n".join(lines)
@@ -176,7 +193,8 @@ def main() -> int:
     parser.add_argument("--rows", type=_numbers, default=list(ROWS))
     parser.add_argument("--contexts", type=_numbers, default=list(CONTEXTS))
     parser.add_argument("--caches", default="bf16,fp8")
-    parser.add_argument("--blocks", type=_numbers, default=[BLOCKS], help="Several are compared.")
+    parser.add_argument("--kernels", default=CHOSEN, help=f"{CHOSEN}, {DECODE} or both, with a comma.")
+    parser.add_argument("--blocks", type=_numbers, default=[None], help="Several are compared.")
     parser.add_argument(
         "--fine", type=_numbers, default=[FINE_TOKENS], help="Likewise: up to so many, one page."
     )
@@ -195,10 +213,20 @@ def main() -> int:
     }
     caches = [word == "fp8" for word in args.caches.split(",")]
     for name, fp8 in product(args.shapes.split(","), caches):
-        probe_paged_attention(make_attention(name, (0.25, 0.5) if fp8 else None, BLOCKS, FINE_TOKENS)[1])
-    wanted = product(args.shapes.split(","), caches, args.rows, args.contexts, args.blocks, args.fine)
-    for name, fp8, rows, context, blocks, fine_tokens in wanted:
-        point = Point(shape=name, fp8=fp8, rows=rows, context=context, blocks=blocks, fine_tokens=fine_tokens)
+        probe_paged_attention(make_attention(name, (0.25, 0.5) if fp8 else None)[1])
+    sizes = product(args.shapes.split(","), caches, args.rows, args.contexts)
+    for (name, fp8, rows, context), kernel, blocks, fine_tokens in product(
+        sizes, args.kernels.split(","), args.blocks, args.fine
+    ):
+        point = Point(
+            shape=name,
+            fp8=fp8,
+            rows=rows,
+            context=context,
+            kernel=kernel,
+            blocks=blocks,
+            fine_tokens=fine_tokens,
+        )
         try:
             row = measure(point, graph_us=graph_us, replays=replays)
         except (ValueError, torch.OutOfMemoryError) as problem:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from emulation.emulator import emulate
+from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.paged_attention import AttentionShape
 from vtensors_kernels.steps import paged_attention, paged_prefill
+from vtensors_kernels.steps.paged_attention_forms import decode_form, stream_form
 from vtensors_kernels.steps.paged_attention_probe import rounding_errors
 
 
@@ -48,22 +50,24 @@ class EmulatedLaunch:
             self.block,
             arguments,
             shared_bytes=self.shared_bytes,
+            arch=900 if own.target == "sm_90a" else 800,
             seed=self.grid[1],
         )
 
 
-def emulate_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on PagedAttention works on CPU tensors."""
+def emulate_attention(monkeypatch: pytest.MonkeyPatch, target: str = "sm_90a") -> None:
+    """From here on PagedAttention works on CPU tensors, as on a device of that target with 132 multiprocessors."""
 
     def compiled(
         source: str, name: str, _device: int, defines: Mapping[str, int], _shared_bytes: int = 0
     ) -> Compiled:
-        return Compiled(source=source, name=name, defines=dict(defines))
+        return Compiled(source=source, name=name, defines=dict(defines), target=target)
 
     for module in (paged_attention, paged_prefill):
         monkeypatch.setattr(module, "compiled_function", compiled)
         monkeypatch.setattr(module, "Launch", EmulatedLaunch)
     monkeypatch.setattr(paged_attention, "device_of", torch.device)
+    monkeypatch.setattr(paged_attention, "hardware_of", lambda _index: (target, 132))
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
 
@@ -98,13 +102,26 @@ def attention_shape(
 
 
 def attention_of(
-    shape: AttentionShape, *, max_positions: int = 4096, device: str = "cpu"
+    shape: AttentionShape,
+    *,
+    max_positions: int = 4096,
+    device: str = "cpu",
+    decode: bool = False,
+    stream: bool = False,
+    blocks: int | None = None,
 ) -> paged_attention.PagedAttention:
-    """The kernel of that shape."""
+    """The kernel of that shape. decode, stream: that one even where another is chosen."""
+    half, form = dtype_defines(shape.dtype), None
+    if decode:
+        form = decode_form(half, shape.head_dim, shape.kv_scales is not None)
+    elif stream:
+        form = stream_form("sm_90a", half, shape.head_dim)
     return paged_attention.PagedAttention(
         **{field.name: getattr(shape, field.name) for field in attrs.fields(AttentionShape)},
         max_positions=max_positions,
         device=torch.device(device),
+        form=form,
+        blocks=blocks,
     )
 
 

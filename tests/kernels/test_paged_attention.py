@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 EDGES = (0, 1, 62, 63, 64, 65, 127, 128)
 # Scales that are powers of two: the reference's rounding of what the cache gives back loses nothing.
 EXACT_SCALES = (0.25, 0.5)
-SHAPES: list[dict[str, Any]] = [
+SHAPES: list[dict[str, Any]] = [  # caches of 16 bits are the stream's
     {"heads": 4, "kv_heads": 2, "dim": 32},
     {"heads": 6, "kv_heads": 1, "dim": 32, "kv_scales": EXACT_SCALES, "gated": False},
     {"heads": 2, "kv_heads": 2, "dim": 64, "rotary": 64, "normed": False, "dtype": torch.float16},
@@ -69,6 +69,21 @@ def test_a_new_token_attends_to_those_before_it_at_every_edge_of_a_page(argument
     assert errors["result"] < DECODE_LIMITS[shape.dtype]
     assert errors["keys"] == errors["values"] == 0
     assert_only_rounded(found[0], wanted[0])
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_a_device_without_bulk_copies_has_the_other_kernel_for_any_cache(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate_attention(monkeypatch, target)
+    shape = attention_shape(6, 1, 256)
+    attention = attention_of(shape)
+    assert attention.form.function == (
+        "paged_attention_stream" if target == "sm_90a" else "paged_attention_decode"
+    )
+    case = PagedCase.make(shape, EDGES, CPU)
+    assert_only_rounded(case.decode(attention)[0], case.wanted()[0])
 
 
 @needs_compiler

@@ -40,14 +40,17 @@ def _name(shape: dict[str, Any]) -> str:
     return " ".join(str(value) for value in shape.values())
 
 
-def _made(arguments: dict[str, Any], *, positions: int = 8192) -> tuple[AttentionShape, PagedAttention]:
+def _made(
+    arguments: dict[str, Any], *, positions: int = 8192, decode: bool = False
+) -> tuple[AttentionShape, PagedAttention]:
     shape = attention_shape(**arguments, device=CUDA)
-    return shape, attention_of(shape, max_positions=positions, device=CUDA)
+    return shape, attention_of(shape, max_positions=positions, device=CUDA, decode=decode)
 
 
+@pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("arguments", SHAPES, ids=_name)
-def test_a_new_token_attends_to_those_before_it(arguments: dict[str, Any]) -> None:
-    shape, attention = _made(arguments)
+def test_a_new_token_attends_to_those_before_it(arguments: dict[str, Any], decode: bool) -> None:
+    shape, attention = _made(arguments, decode=decode)
     case = PagedCase.make(shape, OLD, attention.device)
     found, wanted = case.decode(attention), case.wanted()
     errors = relative_errors(found, wanted)
@@ -73,10 +76,29 @@ def test_a_row_is_the_same_bits_at_any_batch_and_place(arguments: dict[str, Any]
     assert torch.equal(case.decode(other)[0], found)
 
 
-def test_a_long_row_is_the_same_bits_among_short_ones() -> None:
-    shape, attention = _made(SHAPES[0], positions=65_536)
+@pytest.mark.parametrize("arguments", [shape for shape in SHAPES if "kv_scales" not in shape], ids=_name)
+def test_both_kernels_give_the_same_bits_at_any_batch(arguments: dict[str, Any]) -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("this device has no bulk copies")
+    shape, other = _made(arguments, decode=True)
+    attention = attention_of(shape, max_positions=8192, device=CUDA, stream=True)
+    case = PagedCase.make(shape, OLD * 4, attention.device)
+    for batch in (1, 2, 4, 8, 16, 24, 32, 48, 64):
+        rows = slice(64 - batch, 64)
+        for own, wanted in zip(case.decode(attention, rows), case.decode(other, rows), strict=True):
+            assert torch.equal(own.view(torch.int16), wanted.view(torch.int16)), batch
+    # Warps that take many splits, one after the other.
+    few = attention_of(shape, device=CUDA, max_positions=8192, stream=True, blocks=1)
+    assert torch.equal(case.decode(few)[0], case.decode(other)[0])
+
+
+@pytest.mark.parametrize("arguments", [SHAPES[0], SHAPES[1]], ids=_name)
+def test_a_long_row_is_the_same_bits_among_short_ones(arguments: dict[str, Any]) -> None:
+    shape, attention = _made(arguments, positions=65_536)
+    _, other = _made(arguments, positions=65_536, decode=True)
     case = PagedCase.make(shape, (40_000, 5, 8200), attention.device)
     found = case.decode(attention)[0]
+    assert torch.equal(case.decode(other)[0], found)
     assert_only_rounded(found, case.wanted()[0])
     for row in range(3):
         assert torch.equal(case.decode(attention, slice(row, row + 1))[0], found[row : row + 1])

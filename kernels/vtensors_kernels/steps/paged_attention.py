@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -15,36 +14,23 @@ from vtensors_kernels.compiling.instantiations import Instantiation
 from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits, may_depend
 from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.reference.paged_attention import PAGE_TOKENS, AttentionShape
+from vtensors_kernels.steps.paged_attention_forms import (
+    HEAD_DIMS,
+    HEADS,
+    WARPS,
+    DecodeForm,
+    choose_form,
+    hardware_of,
+    instantiations,
+)
 from vtensors_kernels.steps.paged_prefill import PagedPrefill
 from vtensors_kernels.steps.rows import check_rows, check_vector, device_of
 
-HEAD_DIMS = (32, 64, 128, 256)
-DECODE, COMBINE = "common/paged_attention_decode.cu", "common/paged_attention_combine.cu"
-# A block's query heads, a row of its scores in shared memory, and the dimensions that a warp of the combination makes.
-_HEADS, _SCORE_ROW, _COMBINED_DIMS, _WARPS = 8, PAGE_TOKENS + 4, 64, 4
-
-
-def decode_shared_bytes(head_dim: int, fp8: bool) -> int:
-    """Dynamic shared memory of a block of paged_attention_decode: `Shared` there, a page of keys and values most of it.
-
-    fp8: whether the cache has a byte for each value, instead of two.
-    """
-    row = head_dim * (1 if fp8 else 2)
-    return (2 * PAGE_TOKENS + 2) * row + 2 * _HEADS * head_dim + max(18 * head_dim, 8 * _HEADS * _SCORE_ROW)
-
-
+COMBINE = "common/paged_attention_combine.cu"
+# The dimensions that a warp of the combination makes.
+_COMBINED_DIMS = 64
 INSTANTIATIONS = (
-    *(
-        Instantiation(
-            source=DECODE,
-            function="paged_attention_decode",
-            defines={"VT_F16": f16, "VT_HEAD_DIM": dim, "VT_FP8": fp8},
-            hot=True,
-            expects=("mma",),
-            shared_bytes=decode_shared_bytes(dim, bool(fp8)),
-        )
-        for f16, dim, fp8 in product((0, 1), HEAD_DIMS, (0, 1))
-    ),
+    *instantiations(),
     *(
         Instantiation(source=COMBINE, function="paged_attention_combine", defines={"VT_F16": f16}, hot=True)
         for f16 in (0, 1)
@@ -52,17 +38,16 @@ INSTANTIATIONS = (
 )
 # As attention_splits.cuh has it; up to FINE_TOKENS tokens a split is one page.
 MOST_SPLITS, FINE_TOKENS = 64, 2048
-# So many that a device is full several times over: rows differ in length. More would mostly find nothing to do.
-BLOCKS = 1024
 
 
 class PagedAttention:
     """One layer's attention, norms, rotation and gate included; keys and values are written to the cache.
 
     See AttentionShape for the arguments of the same names. max_positions: the most of one sequence. device: of the
-    tensors to come; without it that of a gain, else torch's current CUDA device. blocks: about so many a launch; with
-    max_positions it sizes grids, which no result depends on. fine_tokens: of `splits_of`. Errors: RequestError for a
-    shape that no kernel has; CompileError and LaunchError.
+    tensors to come; without it that of a gain, else torch's current CUDA device. form: of decode's kernel, else what
+    `choose_form` says. blocks: about so many a launch, else as the form has it; with max_positions it sizes grids. No
+    result depends on forms or grids. fine_tokens: of `splits_of`. Errors: RequestError for a shape that no kernel has;
+    CompileError and LaunchError.
     """
 
     def __init__(
@@ -81,7 +66,8 @@ class PagedAttention:
         kv_scales: tuple[float, float] | None,
         max_positions: int,
         device: torch.device | None = None,
-        blocks: int = BLOCKS,
+        form: DecodeForm | None = None,
+        blocks: int | None = None,
         fine_tokens: int = FINE_TOKENS,
     ) -> None:
         if head_dim not in HEAD_DIMS or heads % kv_heads or rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
@@ -107,11 +93,12 @@ class PagedAttention:
         gains = [gain.device for gain in (q_gain, k_gain) if gain is not None]
         self.device = device_of(device or (gains[0] if gains else "cuda"))
         self.max_positions = max_positions
-        self._blocks, self._fine_tokens = blocks, fine_tokens
         index, half = self.device.index or 0, dtype_defines(dtype)
-        attend = {**half, "VT_HEAD_DIM": head_dim, "VT_FP8": int(kv_scales is not None)}
-        self._shared_bytes = decode_shared_bytes(head_dim, kv_scales is not None)
-        self._attend = compiled_function(DECODE, "paged_attention_decode", index, attend, self._shared_bytes)
+        target, multiprocessors = hardware_of(index)
+        form = form or choose_form(target, half, head_dim, kv_scales is not None)
+        self.form, self._fine_tokens = form, fine_tokens
+        self._blocks = blocks or form.blocks(multiprocessors)
+        self._attend = compiled_function(form.source, form.function, index, form.defines, form.shared_bytes)
         self._combine = compiled_function(COMBINE, "paged_attention_combine", index, half)
         self._prefill = PagedPrefill(self.shape, index)
         self._launches: dict[int, tuple[Launch, Launch]] = {}
@@ -219,23 +206,23 @@ class PagedAttention:
     def _launches_for(self, rows: int) -> tuple[Launch, Launch]:
         if rows not in self._launches:
             shape = self.shape
-            groups = shape.kv_heads * -(-shape.heads // shape.kv_heads // _HEADS)
+            groups = shape.kv_heads * -(-shape.heads // shape.kv_heads // HEADS)
             pages = -(-self.max_positions // PAGE_TOKENS)
-            at_a_time = max(1, min(MOST_SPLITS, pages, -(-self._blocks // (groups * rows))))
+            at_a_time = max(1, min(MOST_SPLITS, pages, self._blocks // (groups * rows)))
             pieces = shape.heads * -(-shape.head_dim // _COMBINED_DIMS)
             self._launches[rows] = (
                 Launch(
                     function=self._attend,
                     grid=(at_a_time, groups, rows),
-                    block=(32 * _WARPS, 1, 1),
+                    block=(32 * WARPS, 1, 1),
                     arguments=27,
-                    shared_bytes=self._shared_bytes,
+                    shared_bytes=self.form.shared_bytes,
                     dependent=may_depend(self._attend),
                 ),
                 Launch(
                     function=self._combine,
-                    grid=(-(-pieces // _WARPS), rows, 1),
-                    block=(32 * _WARPS, 1, 1),
+                    grid=(-(-pieces // WARPS), rows, 1),
+                    block=(32 * WARPS, 1, 1),
                     arguments=12,
                     dependent=may_depend(self._combine),
                 ),

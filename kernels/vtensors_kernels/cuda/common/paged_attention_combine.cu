@@ -1,5 +1,6 @@
 // out[b, h] = sum_s 2^(top_s - top) parts[b, h, s] / sum_s 2^(top_s - top) weight_s * v_scale * sigmoid(gate), over the
-// splits s of a row in order, top the largest of them: what paged_attention_decode leaves of rows of several splits.
+// splits s of a row in order, top the largest of them: what paged_attention_decode and paged_attention_stream leave of
+// rows of several splits.
 //
 // A warp makes up to 64 dimensions of one head. Shapes: D 32, 64, 128 or 256. Grid: x ceil(heads * ceil(D / 64) /
 // kWarps), y B. Block: kThreads. Shared memory: none. Arch: all; dependent launch from sm_90 on. Alignment: `parts` and
@@ -12,8 +13,8 @@
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpDims = 64;
-constexpr int kAtOnce = 32;  // splits whose sums are on their way together
-static_assert(kMostSplits == 64 && kMostSplits % kAtOnce == 0, "a lane knows two splits");
+constexpr int kAtOnce = 24;  // splits whose sums are on their way together
+static_assert(kMostSplits == 64, "a lane knows two splits");
 
 extern "C" __global__ __launch_bounds__(kThreads) void paged_attention_combine(
     const float* parts,         // [B, heads, most_splits, D]; as ptx.cuh says of what earlier kernels write

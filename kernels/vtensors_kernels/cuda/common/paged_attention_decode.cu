@@ -9,7 +9,8 @@
 // blockIdx.x, + gridDim.x, ... A page's keys and values are on their way to shared memory while the queries are
 // prepared, the next page's from where this one's have been read. Of a page of 64, a warp makes the scores of the 16
 // tokens 16 w .. and adds up its own dimensions of the values of all tokens: warps exchange scores, once a page, and
-// nothing else. A sequence of one split is finished here, the sums of others by paged_attention_combine. A row's bits
+// nothing else. paged_attention_stream does the same where bulk copies bring a cache of 16 bits, and its sums are these
+// bit for bit. A sequence of one split is finished here, the sums of others by paged_attention_combine. A row's bits
 // depend on its own tokens and their number alone.
 //
 // Tokens beyond `positions[b]` are never read. A padding row has position 0 and page 0, which nothing else uses.
@@ -17,12 +18,9 @@
 // kv_heads / kHeads), z B. Block: kThreads. Shared memory: dynamic, Shared, which the launcher computes alike. Arch:
 // all; dependent launch from sm_90 on. Alignment: pages, `parts` and `tops` 16 bytes.
 
-#include "include/attention_softmax.cuh"
-#include "include/attention_splits.cuh"
+#include "include/attention_block.cuh"
 
-constexpr int kWarps = kPageTokens / 16;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kOwnHeads = kHeads / kWarps;  // whose queries a warp prepares
+static_assert(kWarps == kPageTokens / 16, "a warp makes the scores of 16 tokens of a page");
 constexpr int kBlocksPerSm = kRowBytes == 512 ? 3 : 4;
 constexpr int kScoreRow = kPageTokens + 4;  // 4 more keep the lanes of a store apart in the banks
 
@@ -68,31 +66,21 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const int shared_heads = heads / kv_heads, tiles = (shared_heads + kHeads - 1) / kHeads;
-  const int kv_head = blockIdx.y / tiles, tile = blockIdx.y % tiles;
-  const int first_head = kv_head * shared_heads + tile * kHeads;
-  const int own_heads = min(kHeads, shared_heads - tile * kHeads);
-  const long long row = blockIdx.z;
-  const unsigned short* own_q = q + row * q_stride;
+  const BlockHeads block(heads, kv_heads);
+  const long long row = blockIdx.z, row_head = row * heads + block.first;
+  const unsigned short* own_q = q + row * q_stride + static_cast<long long>(block.first) * q_head;
   const int* pages = page_table + row * table_stride;
-  const bool makes_new = warp >= kWarps - 2, is_key = warp == kWarps - 2;
 
   launch_dependents();
-  float q_gains[kMostOfLane], k_gains[kMostOfLane];
-  load_gain(q_gains, q_gain, kDim, lane);
-  load_gain(k_gains, is_key ? k_gain : nullptr, kDim, lane);
+  NewToken fresh(q_gain, k_gain, warp, lane);
   wait_for_predecessors();
 
   // What is read is on its way before any of it is used, so that few loads wait for others: the page is the block's
-  // first wherever splits have one, and all of its number lie in the table. A warp prepares two queries, of which the
-  // second may lack; in the block that meets the new token the last warps make its key and value.
+  // first wherever splits have one, and all of its number lie in the table.
   const int position = positions[row];
   const int likely = pages[min(static_cast<int>(blockIdx.x), most_splits - 1)];
-  Head own[kOwnHeads], fresh;
-#pragma unroll
-  for (int i = 0; i < kOwnHeads; ++i)
-    own[i].load(own_q + static_cast<long long>(first_head + min(warp + kWarps * i, own_heads - 1)) * q_head, kDim, lane);
-  if (makes_new) fresh.load((is_key ? k + row * k_stride : v + row * v_stride) + kv_head * kDim, kDim, lane);
+  fresh.load(own_q, q_head, block.own, k + row * k_stride + block.kv_head * kDim,
+             v + row * v_stride + block.kv_head * kDim);
   const Splits splits = splits_of(position + 1, fine);
   if (blockIdx.x >= splits.count) return;
 
@@ -102,7 +90,7 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   const unsigned of_keys = kept(warp * 16 * kRowBytes + Keys::offset(g, c));
   const unsigned of_values = kept(Values::offset(warp, g, c));
   const auto own_of = [&](const unsigned char* all, int number, unsigned offset) {
-    return all + (static_cast<long long>(number) * kv_heads + kv_head) * (kPageTokens * kRowBytes) + offset;
+    return all + (static_cast<long long>(number) * kv_heads + block.kv_head) * (kPageTokens * kRowBytes) + offset;
   };
   unsigned char* key_stage = shared.keys[warp] + lane * kKeyUnit;
   unsigned char* value_stage = shared.values + (warp * 512 + lane) * kValueUnit;
@@ -124,54 +112,23 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
   copy_values(number, page);
   const Turn turn(cos_sin + static_cast<long long>(position) * rotary, rotary, kDim, lane);
   const int last = splits.count - 1, of_last = last < gridDim.x ? last : last % gridDim.x;
-  const bool has_new = makes_new && blockIdx.x == of_last;
+  const bool has_new = fresh.makes_new && blockIdx.x == of_last;
   const int newest = has_new ? pages[splits.all_pages - 1] : 0;
 
-  if (q_gain != nullptr)
-#pragma unroll
-    for (int i = 0; i < kOwnHeads; ++i) own[i].norm(q_gains, eps, kDim);
-  if (k_gain != nullptr && has_new && is_key) fresh.norm(k_gains, eps, kDim);
-  if (rotary) {
-    const auto put = [&](const Head& head, int place) {
-#pragma unroll
-      for (int i = 0; i < kDim / 32; ++i) {
-        if (32 * i >= rotary) break;
-        shared.turning[place][lane + 32 * i] = narrow(head.x[i]);
-      }
-    };
-    const auto rotate = [&](Head& head, int place) {
-      head.rotate(turn, [&](int d) { return widen(shared.turning[place][d]); }, kDim, lane);
-    };
-#pragma unroll
-    for (int i = 0; i < kOwnHeads; ++i) put(own[i], warp + kWarps * i);
-    if (has_new && is_key) put(fresh, kHeads);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kOwnHeads; ++i) rotate(own[i], warp + kWarps * i);
-    if (has_new && is_key) rotate(fresh, kHeads);
-  }
-#pragma unroll
-  for (int i = 0; i < kOwnHeads; ++i) {
-    const int head = warp + kWarps * i;
-#pragma unroll
-    for (int j = 0; j < kDim / 32; ++j)
-      shared.queries[32 * head + query_place(lane + 32 * j)] = head < own_heads ? narrow(own[i].x[j]) : 0;
-  }
+  fresh.prepare(turn, shared.turning, q_gain != nullptr, k_gain != nullptr, eps, has_new);
+  fresh.put_queries(shared.queries, block.own);
   if (has_new) {
     const long long at =
-        ((static_cast<long long>(newest) * kv_heads + kv_head) * kPageTokens + position % kPageTokens) * kDim;
-    Stored* cache = reinterpret_cast<Stored*>(is_key ? k_pages : v_pages) + at;
-    Stored* to = reinterpret_cast<Stored*>(shared.fresh[is_key ? 0 : 1]);
-#pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) {
-      const Stored stored = to_stored(fresh.x[i], is_key ? k_scale : v_scale);
-      to[lane + 32 * i] = stored;
-      if (tile == 0) cache[lane + 32 * i] = stored;
-    }
+        ((static_cast<long long>(newest) * kv_heads + block.kv_head) * kPageTokens + position % kPageTokens) * kDim;
+    fresh.put_new(reinterpret_cast<Stored*>(shared.fresh[fresh.is_key ? 0 : 1]),
+                  reinterpret_cast<Stored*>(fresh.is_key ? k_pages : v_pages) + at, block.tile == 0,
+                  fresh.is_key ? k_scale : v_scale);
   }
   __syncthreads();
 
-  Running running;
+  const Results results{own_q, out + row_head * kDim, parts + row_head * most_splits * kDim,
+                        tops + row_head * most_splits * 2, block.own, q_head, most_splits, factor, v_scale};
+  Running<1> running;
   running.reset();
   const auto advanced = [&](int at, int& of_split) {
     if (++at == min((of_split + 1) * splits.pages, splits.all_pages)) {
@@ -222,41 +179,12 @@ extern "C" __global__ __launch_bounds__(kThreads, kBlocksPerSm) void paged_atten
         Values values;
         values.load(value_stage + 4 * j * 32 * kValueUnit);
         if (place < 16 * (j + 1)) values.replace(place - 16 * j, shared.fresh[1], warp, g, c);
-        values.add(running.sums, upper, lower);
+        values.add(running.sums[0], upper, lower);
       }
     copy_values(number, next);
 
     if (next_split != split) {
-      float weight = running.weight, column_weights[2];
-#pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2)
-        weight = __fadd_rn(weight, __shfl_xor_sync(0xffffffffu, weight, distance));
-      of_columns(column_weights, weight, c);
-      if (splits.count > 1 && warp == 0 && c == 0 && g < own_heads)
-        *reinterpret_cast<float2*>(tops + 2 * ((row * heads + first_head + g) * most_splits + split)) =
-            make_float2(__fmul_rn(running.top, factor), weight);
-      const int first = Values::first_dim(warp, g);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (2 * c + j >= own_heads || warp >= kValueWarps) break;
-        const int head = first_head + 2 * c + j;
-        if (splits.count > 1) {
-          float* to = parts + ((row * heads + head) * most_splits + split) * kDim + first;
-#pragma unroll
-          for (int a = 0; a < kOwnSteps; ++a)
-            *reinterpret_cast<float2*>(to + 2 * a) = make_float2(running.sums[a][j], running.sums[a][2 + j]);
-        } else {
-          const unsigned short* gates = own_q + head * static_cast<long long>(q_head) + kDim + first;
-          unsigned short* to = out + (row * heads + head) * kDim + first;
-#pragma unroll
-          for (int d = 0; d < kUnitDims; ++d) {
-            float value =
-                __fmul_rn(__fdividef(running.sums[d / 2][d % 2 * 2 + j], column_weights[j]), v_scale);
-            if (q_head > kDim) value = __fmul_rn(value, sigmoid(widen(gates[d])));
-            to[d] = narrow(value);
-          }
-        }
-      }
+      results.put(running, split, splits.count, warp, g, c);
       running.reset();
     }
     page = next, split = next_split;

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # Rows of which a delta net's gates are computed before its large projections.
-_SMALL_FIRST = range(3, 17)
+_SMALL_FIRST = range(2, 9)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -99,10 +99,10 @@ class GroupedExperts:
         """[M, K] of the dtype, rounded once.
 
         x: [M, K] of the dtype. chosen: [M, top] int32 (int64 is converted), experts of each token, every one different;
-        one that is none makes the token NaN, and one that is there twice may. weights: [M, top] float32. gate: [M] or [M, 1] of the dtype, rows any
-        distance apart, logits of the shared expert's weight, or None: 1. shared: [M, K] of the dtype, the shared
-        expert's output where it is not among the packed ones. residual: [M, K] of the dtype. out: to write into,
-        contiguous.
+        one that is none makes the token NaN, and one that is there twice may. weights: [M, top] float32. gate: [M] or
+        [M, 1] of the dtype, rows any distance apart, logits of the shared expert's weight, or None: 1. shared: [M, K]
+        of the dtype, the shared expert's output where it is not among the packed ones. residual: [M, K] of the dtype.
+        out: to write into, contiguous.
         """
         x, chosen, weights = checked_inputs(self.packed, self.dtype, x, chosen, weights)
         m = x.shape[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from fake_plugins import candidate, module
 from vtensors.checkpoint import Checkpoint, open_checkpoint
+from vtensors.kernel_plans import KernelPlan
 from vtensors.manager import Plugins
 from vtensors.records import KernelRequest, KernelSpec
 from vtensors.verdicts import Verdicts
@@ -98,7 +101,9 @@ def test_a_kernel_that_merges_launches_is_tested_and_gives_way(
         tested.append(run)
         return why
 
-    merged = Merged(kernel="all_in_one", tokens=(1, 8), around="a norm", failure=failure)
+    merged = Merged(
+        kernel="all_in_one", tokens=(1, 8), around="a norm", failure=failure, again=lambda plans: merged
+    )
     groups = [attrs.evolve(group, merged=merged) for group in outline(checkpoint)]
     device = report_device(None, "cpu")
     rows = explain_rows(checkpoint, probed(checkpoint, groups), device)
@@ -111,7 +116,7 @@ def test_a_kernel_that_merges_launches_is_tested_and_gives_way(
         assert ("M = 1..8 with a norm, in one launch: all_in_one" in text) == (why is None)
 
 
-def test_a_merged_launch_is_planned_for_the_kernels_that_it_was_planned_with(
+def test_a_merged_launch_is_planned_again_for_the_kernels_that_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint, _ = _rows(
@@ -119,10 +124,28 @@ def test_a_merged_launch_is_planned_for_the_kernels_that_it_was_planned_with(
         _spec("linear_broken", "linear", works=False),
         _spec("linear_sound", "linear", works=True, cost=2.0),
     )
-    merged = Merged(kernel="all_in_one", tokens=(1, 8), around="a norm", failure=lambda run: None)
-    groups = [attrs.evolve(group, merged=merged) for group in outline(checkpoint)]
-    for group in probed(checkpoint, groups):
-        assert (group.merged is None) == (group.request.scheme == "nvfp4")
+    asked: list[Sequence[KernelPlan]] = []
+
+    def again(plans: Sequence[KernelPlan]) -> Merged | None:
+        asked.append(plans)
+        sound = all(segment.kernel.name != "linear_sound" for plan in plans for segment in plan.segments)
+        return merged if sound else None
+
+    merged = Merged(
+        kernel="all_in_one",
+        tokens=(1, 8),
+        around="a norm",
+        failure=lambda run: None,
+        behind=1,
+        again=again,
+    )
+    planned = outline(checkpoint)
+    found = probed(checkpoint, [attrs.evolve(group, merged=merged) for group in planned])
+    assert len(found) == len(planned)
+    assert [len(plans) for plans in asked] == [2] * (len(planned) - 1) + [1]
+    for group, behind in pairwise(found):
+        quantized = "nvfp4" in (group.request.scheme, behind.request.scheme)
+        assert (group.merged is None) == quantized
 
 
 def test_what_passes_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,12 +101,12 @@ class Binder:
         self._record(bound, group)
         return bound.call
 
-    def merges(self, merged: Merged, parts: int, behind: int = 0) -> bool:
-        """Records that a kernel computes the so many parts bound last, and what lies around them.
+    def merges(self, merged: Merged, parts: int) -> bool:
+        """Records that a kernel computes the so many parts bound last but for `merged.behind` groups of one weight.
 
-        behind: weights, each a group of its own, that were bound after them. False where that is only planned, and
-        where the kernel fails its self-test, which is recorded instead.
+        False where that is only planned, and where the kernel fails its self-test, which is recorded instead.
         """
+        behind = merged.behind
         if self.dry_run is not None:
             planned = self.dry_run.planned
             planned[-1 - behind] = attrs.evolve(planned[-1 - behind], merged=merged)

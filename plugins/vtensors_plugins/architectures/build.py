@@ -126,11 +126,12 @@ class Parts:
         bound = self._binder.bound("linears", group)
         return (self._apart(group), None) if bound is None else (_split(bound.call, group), bound)
 
-    def merges(self, merged: Merged, parts: int, behind: int = 0) -> bool:
-        """Whether that kernel is to compute so many weights, and what lies around them; behind: asked for since, one
-        by one. False for a plan, which notes it, and where it fails its self-test, which the weights' records tell.
+    def merges(self, merged: Merged, parts: int) -> bool:
+        """Whether that kernel is to compute so many weights, asked for before `merged.behind` others one by one.
+
+        False for a plan, which notes it, and where the kernel fails its self-test, which the weights' records tell.
         """
-        return self._binder.merges(merged, parts, behind)
+        return self._binder.merges(merged, parts)
 
     def norm_linears(self, names: Sequence[str], *, bias: bool = False) -> NormedLinearsCall:
         """Several weights over one x that goes through a norm first."""

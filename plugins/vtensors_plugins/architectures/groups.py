@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -16,13 +16,17 @@ class Merged:
     """A kernel that computes a group and what lies around it in one launch, with the bits of the group's own kernels.
 
     kernel: its name. tokens: the rows M that it serves. around: what else it computes, in words. failure: runs its
-    self-test on the device, which must be there: why it does not work, None where it passes.
+    self-test on the device, which must be there: why it does not work, None where it passes. behind: groups of one
+    weight, planned right after its own, whose kernels it depends on too. again: what is to be merged where others are
+    planned for its group and for those behind, None where nothing is.
     """
 
     kernel: str
     tokens: tuple[int, int]
     around: str
     failure: Callable[[Runner], str | None] = attrs.field(eq=False, repr=False)
+    behind: int = 0
+    again: Callable[[Sequence[KernelPlan]], Merged | None] = attrs.field(eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -33,13 +33,15 @@ def probed(checkpoint: Checkpoint, groups: Sequence[PlannedGroup]) -> tuple[Plan
     verdicts = verdicts_for(checkpoint, device)
     if verdicts is None:
         return tuple(groups)
-    plans: dict[KernelPlan, KernelPlan] = {}
+    tested: dict[KernelPlan, KernelPlan] = {}
     found: list[PlannedGroup] = []
     with launching_on(device):
         for group in groups:
-            if group.plan not in plans:
-                plans[group.plan] = _tested(group.plan, verdicts)
-            found += _as_planned(_merging(group, plans[group.plan], verdicts), plans[group.plan], verdicts)
+            if group.plan not in tested:
+                tested[group.plan] = _tested(group.plan, verdicts)
+        plans = [tested[group.plan] for group in groups]
+        for index, (group, plan) in enumerate(zip(groups, plans, strict=True)):
+            found += _as_planned(_merging(group, plans[index:], verdicts), plan, verdicts)
     return tuple(found)
 
 
@@ -72,16 +74,15 @@ def _tested(plan: KernelPlan, verdicts: Verdicts) -> KernelPlan:
             return plan
 
 
-def _merging(group: PlannedGroup, plan: KernelPlan, verdicts: Verdicts) -> PlannedGroup:
-    """The group without the kernel that is to merge it with what lies around, where it fails or others are planned."""
+def _merging(group: PlannedGroup, plans: Sequence[KernelPlan], verdicts: Verdicts) -> PlannedGroup:
+    """The group with what merges it with what lies around for these plans, of it and of those behind, if that works."""
     if group.merged is None:
         return group
-    if plan != group.plan:
-        return attrs.evolve(group, merged=None)
-    why = group.merged.failure(verdicts.run)
-    if why is None:
-        return group
-    return attrs.evolve(group, merged=None, not_fused=(*group.not_fused, (group.merged.kernel, why)))
+    merged = group.merged.again(plans[: 1 + group.merged.behind])
+    why = None if merged is None else merged.failure(verdicts.run)
+    if merged is None or why is None:
+        return attrs.evolve(group, merged=merged)
+    return attrs.evolve(group, merged=None, not_fused=(*group.not_fused, (merged.kernel, why)))
 
 
 def _as_planned(group: PlannedGroup, plan: KernelPlan, verdicts: Verdicts) -> list[PlannedGroup]:

@@ -224,6 +224,36 @@ def test_a_plan_notes_it_at_gate_and_up(tested: list[tuple[Any, ...]]) -> None:
     assert len(tested) == 1
 
 
+@pytest.mark.parametrize(
+    ("gate_up", "down", "rows"),
+    [
+        (BOTH, BOTH, (17, 64)),
+        (BOTH[:1], BOTH, (17, 32)),
+        (BOTH, BOTH[1:], (33, 64)),
+        (BOTH[:1], BOTH[1:], None),
+        (BOTH, (), None),
+    ],
+    ids=str,
+)
+def test_what_is_planned_again_is_what_a_load_of_the_kernels_left_would_take(
+    gate_up: Sequence[tuple[Rows, str]],
+    down: Sequence[tuple[Rows, str]],
+    rows: tuple[int, int] | None,
+    tested: list[tuple[Any, ...]],
+) -> None:
+    before, after = DryRun(device="cuda:0", capability=(9, 0)), DryRun(device="cuda:0", capability=(9, 0))
+    _built(_parts(ALIKE, before))
+    left = [*_kernels(GATE_UP, *gate_up), *_kernels(DOWN, *down)]
+    _built(_parts(left, after))
+    first = before.planned[0].merged
+    assert first is not None
+    again = first.again([group.plan for group in after.planned])
+    assert (None if again is None else again.tokens) == rows
+    assert again == after.planned[0].merged
+    loaded: Any = _built(_parts(left)).merged
+    assert (None if loaded is None else loaded.tokens) == rows
+
+
 def test_linears_of_their_own_have_no_kernels_to_hand_on() -> None:
     parts = _parts([])
     mlp = _built(parts)

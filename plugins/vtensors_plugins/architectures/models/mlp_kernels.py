@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import DeviceError
 from vtensors.kernel_binding import BoundKernel
 from vtensors.kernel_candidates import told
-from vtensors.kernel_plans import Segment
+from vtensors.kernel_plans import KernelPlan
 from vtensors.records import KernelRequest
 from vtensors.self_test_runs import Runner, require_end
 from vtensors_plugins.architectures.build import Parts
@@ -44,31 +44,40 @@ def mlp_for(gate_up: BoundKernel | None, down: BoundKernel | None, parts: Parts)
     no rows are computed by warpgroup products in both, for a down with a pre-scale, for a plan, which notes it, and
     where the self-test fails, which the records of gate and up tell.
     """
-    rows = None if gate_up is None or down is None else _rows(gate_up, down)
-    if gate_up is None or down is None or rows is None:
+    if gate_up is None or down is None:
         return None
-    first, second = gate_up.plan.request, down.plan.request
-    merged = Merged(
-        kernel=NAME,
-        tokens=rows,
-        around="the laying out of what down_proj reads",
-        failure=lambda run: _why_not(first, second, rows, run),
-    )
-    if not parts.merges(merged, len(first.parts), len(second.parts)):
+    merged = _merged((gate_up.plan, down.plan))
+    if merged is None or not parts.merges(merged, len(gate_up.plan.request.parts)):
         return None
     from vtensors_kernels.nvfp4.wgmma_mlp import WgmmaMlp
     from vtensors_plugins.backends.cuda_calls import workspace_here
 
-    matrices = gate_up.prepared[_layout(gate_up, rows)], down.prepared[_layout(down, rows)]
-    workspace = workspace_here(matrices[0].blocks.device)
-    return WgmmaMlp(*matrices, parts.options.dtype, tokens=rows, workspace=workspace)
+    first, second = (bound.prepared[_layout(bound, merged.tokens)] for bound in (gate_up, down))
+    workspace = workspace_here(first.blocks.device)
+    return WgmmaMlp(first, second, parts.options.dtype, tokens=merged.tokens, workspace=workspace)
 
 
-def _rows(gate_up: BoundKernel, down: BoundKernel) -> tuple[int, int] | None:
-    """The first range of rows all of which have kernels of one kind in both; None where there are none."""
-    if "pre_scale" in down.plan.request.traits:
+def _merged(plans: Sequence[KernelPlan]) -> Merged | None:
+    """What there is for the plans of gate and up, and of down."""
+    gate_up, down = plans
+    rows = _rows(gate_up, down)
+    if rows is None:
         return None
-    kinds, others = dict(_kinds(gate_up.segments)), dict(_kinds(down.segments))
+    return Merged(
+        kernel=NAME,
+        tokens=rows,
+        around="the laying out of what down_proj reads",
+        failure=lambda run: _why_not(gate_up.request, down.request, rows, run),
+        behind=1,
+        again=_merged,
+    )
+
+
+def _rows(gate_up: KernelPlan, down: KernelPlan) -> tuple[int, int] | None:
+    """The first range of rows all of which have kernels of one kind in both; None where there are none."""
+    if "pre_scale" in down.request.traits:
+        return None
+    kinds, others = dict(_kinds(gate_up)), dict(_kinds(down))
     alike = sorted(m for m, kind in kinds.items() if others.get(m) == kind)
     if not alike:
         return None
@@ -76,9 +85,9 @@ def _rows(gate_up: BoundKernel, down: BoundKernel) -> tuple[int, int] | None:
     return alike[0], ends[0]
 
 
-def _kinds(segments: tuple[Segment, ...]) -> Iterator[tuple[int, str]]:
+def _kinds(plan: KernelPlan) -> Iterator[tuple[int, str]]:
     """Rows M and the kind of warpgroup products that computes them."""
-    for segment in segments:
+    for segment in plan.segments:
         first, last = segment.tokens
         kind = _KINDS.get(segment.kernel.name)
         if kind is not None and last is not None:

@@ -15,6 +15,7 @@ from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import DeviceError
 from vtensors.kernel_binding import BoundKernel
 from vtensors.kernel_candidates import told
+from vtensors.kernel_plans import KernelPlan
 from vtensors.self_test_runs import Runner, require_end, run_directly
 from vtensors_kernels.layouts import PLAIN_ROWS
 from vtensors_kernels.reference.router_topk import router_topk
@@ -72,7 +73,7 @@ def router_for(gates: BoundKernel | None, topk: Topk, config: MoeConfig, parts: 
     self-test, which the records of the gates tell.
     """
     options = parts.options
-    merged = None if gates is None else _merged(gates, config, options)
+    merged = None if gates is None else _merged(gates.plan, config, options)
     if gates is None or merged is None:
         return None
     from vtensors_kernels.steps.norm_router import NormRouter
@@ -89,9 +90,9 @@ def router_for(gates: BoundKernel | None, topk: Topk, config: MoeConfig, parts: 
     return NormRouter(matrix, config.experts, config.chosen, most_tokens=merged.tokens[1])
 
 
-def _merged(gates: BoundKernel, config: MoeConfig, options: BuildOptions) -> Merged | None:
+def _merged(gates: KernelPlan, config: MoeConfig, options: BuildOptions) -> Merged | None:
     """The kernel for the rows of which one after the other has the gates' sums in its order."""
-    request = gates.plan.request
+    request = gates.request
     alike = [segment.tokens[1] for segment in takewhile(lambda one: one.kernel.sums == SUMS, gates.segments)]
     shape, capability = request.shape, request.capability
     if not alike or shape is None or capability is None:
@@ -107,6 +108,7 @@ def _merged(gates: BoundKernel, config: MoeConfig, options: BuildOptions) -> Mer
         failure=lambda run: _why_no_router(
             shape, config.experts, config.chosen, options.dtype, torch.device(request.device), run
         ),
+        again=lambda plans: _merged(plans[0], config, options),
     )
 
 

@@ -287,7 +287,7 @@ def test_a_router_in_one_launch_is_told_for_the_devices_that_have_it(run: Run) -
 
 
 def test_an_mlp_that_hands_on_is_told_at_gate_and_up_for_the_devices_that_have_it(run: Run) -> None:
-    words = "merged M = 33..64 with the laying out of what down_proj reads, in one launch: wgmma_mlp"
+    words = "merged M = 33..64 with down_proj, whose input gate and up lay out: wgmma_mlp"
     for target in TARGETS:
         told = " ".join(run(NVFP4, "--assume", target)[1].split())
         assert (words in told) == ("wgmma_mlp" in told) == (target == "sm_90a")

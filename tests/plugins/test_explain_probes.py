@@ -113,7 +113,7 @@ def test_a_kernel_that_merges_launches_is_tested_and_gives_way(
         assert row.merged == (merged if why is None else None)
         assert row.is_fallback == (why is not None)
         assert text.count(f"all_in_one: {why}") == (why is not None), row.name
-        assert ("M = 1..8 with a norm, in one launch: all_in_one" in text) == (why is None)
+        assert ("M = 1..8 with a norm: all_in_one" in text) == (why is None)
 
 
 def test_a_merged_launch_is_planned_again_for_the_kernels_that_are_left(

@@ -115,7 +115,7 @@ class Selected:
     rejected: (kernel, reason) of those passed over. group: modules that are computed together, in the order of
     their rows. layout: the form that the kernel reads; prepared_bytes: of the whole group in every form that is kept,
     told by its first module, 0 at the others. merged: (fewest M, most M, kernel) of one that computes the group and
-    what lies around it in one launch, so that `kernels` serve the other rows alone; None where there is none.
+    its neighbours in fewer launches, so that `kernels` serve the other rows alone; None where there is none.
     """
 
     module: str

@@ -13,7 +13,7 @@ from vtensors.self_test_runs import Runner
 
 @attrs.frozen(kw_only=True)
 class Merged:
-    """A kernel that computes a group and what lies around it in one launch, with the bits of the group's own kernels.
+    """A kernel that computes a group with its neighbours in fewer launches, with the bits of the group's own kernels.
 
     kernel: its name. tokens: the rows M that it serves. around: what else it computes, in words. failure: runs its
     self-test on the device, which must be there: why it does not work, None where it passes. behind: groups of one

@@ -53,7 +53,7 @@ def row_lines(
     lines += [_line(segment.rows, _kernel_words(segment), width) for segment in row.segments]
     if row.merged is not None:
         rows = rows_in_words(row.merged.tokens)
-        words = f"{rows} with {row.merged.around}, in one launch: {row.merged.kernel}"
+        words = f"{rows} with {row.merged.around}: {row.merged.kernel}"
         lines.append(_line("merged", words, width))
     prepared = "unknown: the layout does not tell" if row.prepared is None else size(row.prepared)
     lines.append(_line("bytes", f"{size(row.stored)} stored, {prepared} prepared", width))

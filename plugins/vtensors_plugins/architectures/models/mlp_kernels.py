@@ -66,7 +66,7 @@ def _merged(plans: Sequence[KernelPlan]) -> Merged | None:
     return Merged(
         kernel=NAME,
         tokens=rows,
-        around="the laying out of what down_proj reads",
+        around="down_proj, whose input gate and up lay out",
         failure=lambda run: _why_not(gate_up.request, down.request, rows, run),
         behind=1,
         again=_merged,

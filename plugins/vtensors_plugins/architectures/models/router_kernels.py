@@ -104,7 +104,7 @@ def _merged(gates: KernelPlan, config: MoeConfig, options: BuildOptions) -> Merg
     return Merged(
         kernel=FUNCTION,
         tokens=(1, min(alike[-1] or MAX_TOKENS, MAX_TOKENS)),
-        around="the norm before it and the choice of experts behind",
+        around="the norm before it and the choice of experts behind, in one launch",
         failure=lambda run: _why_no_router(
             shape, config.experts, config.chosen, options.dtype, torch.device(request.device), run
         ),

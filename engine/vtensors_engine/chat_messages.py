@@ -87,9 +87,17 @@ def content_text(content: object) -> str:
 
 
 def calls_text(message: Message) -> str:
-    """The tools that a message calls, as JSON; empty where it calls none."""
+    """The tools that a message calls, as JSON; empty where it calls none. Raises RequestError where JSON has no such."""
     calls = {key: message[key] for key in _CALLS if message.get(key)}
-    return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""
+    try:
+        return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise RequestError(
+            "the tools that a message calls cannot be written as JSON",
+            seen=str(cause),
+            accepted="JSON values: strings, numbers, booleans, None, lists and dictionaries of them",
+            fix="convert them, as json.dumps must take them",
+        ) from cause
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:

@@ -175,3 +175,16 @@ def test_plain_text_keeps_the_calls_of_tools() -> None:
     )
     assert text.startswith('assistant: {"tool_calls": [{"type": "function"')
     assert '"Zürich"' in text
+
+
+def test_calls_of_tools_that_are_no_json_are_refused_whether_or_not_the_template_is_used() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for source in ("{{ messages[0].tool_calls }}", "{{ tool_calls.__class__ }}"):
+        found = template(source)
+        for calls in ([{("city", 1): "Zürich"}], endless, deep):
+            with pytest.raises(RequestError, match="JSON"):
+                found.render([{"role": "assistant", "content": None, "tool_calls": calls}])

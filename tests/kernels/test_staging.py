@@ -10,6 +10,7 @@ from torch import Tensor
 
 from emulated_launches import EmulatedFunction, EmulatedLaunch
 from emulation.emulator import at_the_end_of_memory, emulate, needs_compiler
+from vtensors.errors import VtensorsError
 from vtensors_kernels.nvfp4 import staging
 from vtensors_kernels.nvfp4.staging import Norm, Staging
 from vtensors_kernels.packed_tiles import column_steps
@@ -162,3 +163,15 @@ def test_what_lies_otherwise_than_the_kernel_reads_is_normed_before(monkeypatch:
     assert not made.norms(x[:, :64].contiguous(), Norm(gain=gain[:64].bfloat16(), eps=EPS))
     monkeypatch.setattr(staging, "_why_not", lambda columns, dtype, device: "it failed its self-test")
     assert not made.norms(x[:, :64].contiguous(), Norm(gain=gain[:64], eps=EPS))
+
+
+def test_a_failed_self_test_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise VtensorsError("the self-test failed", seen="other bits")
+
+    monkeypatch.setattr(staging, "probe_staging", fail)
+    # Of a length that no other test asks for: verdicts are kept.
+    assert staging._why_not(8 * 1021, torch.bfloat16, torch.device("cpu")) == "the self-test failed"
+    assert "norms of 8168 columns are launched before" in caplog.text

@@ -65,7 +65,7 @@ class BatchForm:
     def most_stages(self, block_bytes: int, beside: int, target: str, blocks_per_sm: int) -> int:
         """Stages of a ring that fit beside so many bytes of a block; 0 where none do."""
         room = shared_limit(target, blocks_per_sm) - _STATIC_BYTES - beside
-        return max(0, min(self.stages, room // self.stage_bytes(block_bytes)))
+        return max(0, min(self.stages, _MOST_STAGES, room // self.stage_bytes(block_bytes)))
 
 
 def gate_up_form(k: int, block_bytes: int, target: str) -> BatchForm:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 from torch import Tensor
 
+from vtensors.errors import RequestError
 from vtensors_kernels.compiling.functions import Wanted
 from vtensors_kernels.compiling.launch import DeviceFunction, Launch, may_depend
 from vtensors_kernels.experts.batch_form import (
@@ -89,7 +90,9 @@ class BatchLaunches:
         (m, top), packed = chosen.shape, self.packed
         made = self._launches(m, top)
         if made is None:
-            return
+            raise RequestError(
+                "the experts' kernels for a batch do not serve it", seen=f"{m} tokens of {top} experts"
+            )
         (first, up_grid), (second, out_grid) = made
         slots = top + packed.shared
         first.call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from itertools import product
 
@@ -17,6 +18,8 @@ from vtensors_kernels.compiling.launch import Launch, current_stream, float_bits
 from vtensors_kernels.dtypes import dtype_defines
 from vtensors_kernels.packed_tiles import STEP_COLUMNS, column_steps
 from vtensors_kernels.steps.rms_norm import NORM_CHUNKS, NormForm, norm_rows
+
+_log = logging.getLogger("vtensors")
 
 PERMUTE, PERMUTE_FUNCTION = "sm90/permute_activations.cu", "permute_activations"
 NORM, NORM_FUNCTION = "sm90/norm_activations.cu", "norm_activations"
@@ -151,5 +154,9 @@ def _why_not(columns: int, dtype: torch.dtype, device: torch.device) -> str | No
     try:
         probe_staging(columns, dtype, device)
     except PLUGIN_FAILURES as problem:
-        return str(problem).partition("\n")[0]
+        reason = str(problem).partition("\n")[0]
+        _log.warning(
+            "norms of %d columns are launched before the laying out of their rows: %s", columns, reason
+        )
+        return reason
     return None

@@ -87,7 +87,7 @@ def content_text(content: object) -> str:
 
 
 def calls_text(message: Message) -> str:
-    """The tools that a message calls, as JSON; empty where it calls none. Raises RequestError where JSON has no such."""
+    """The tools that a message calls, as JSON; empty where it calls none. Raises RequestError for what is no JSON."""
     calls = {key: message[key] for key in _CALLS if message.get(key)}
     try:
         return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vtensors_engine.cuda.device_rows import DeviceRows
 from vtensors_engine.cuda.paged_decoder import PagedDecoder
+from vtensors_plugins.backends.cuda_calls import workspace_here
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -37,7 +38,9 @@ class DecodeGraphs:
         if rows not in self._captured:
             self.capture(rows)
         captured = self._captured[rows]
-        captured.graph.replay()
+        # A replay writes to the workspace that other models of the stream launch over, maybe from another thread.
+        with workspace_here(self.rows.tokens.device).turn:
+            captured.graph.replay()
         return captured.logits
 
     def capture(self, rows: int) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from vtensors.containment import PLUGIN_FAILURES
+from vtensors.errors import DeviceError
+from vtensors.kernel_candidates import told
 from vtensors.records import KernelRequest
 from vtensors.selection import KernelPlan
-from vtensors.self_test_runs import Runner
+from vtensors.self_test_runs import Runner, require_end
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +30,17 @@ class Merged:
     failure: Callable[[Runner], str | None] = attrs.field(eq=False, repr=False)
     behind: int = 0
     again: Callable[[Sequence[KernelPlan]], Merged | None] = attrs.field(eq=False, repr=False)
+
+
+def failure_of(run: Runner, test: Callable[[], None], kernel: str) -> str | None:
+    """Why the self-test fails, None where it passes. Raises DeviceError, naming the kernel, where it does not end."""
+    try:
+        require_end(run, test, kernel)
+    except DeviceError:
+        raise
+    except PLUGIN_FAILURES as problem:  # without CuPy or cuda-bindings there are errors of theirs
+        return f"failed its self-test: {told(problem)}"
+    return None
 
 
 @attrs.frozen(kw_only=True)

@@ -8,15 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vtensors.containment import PLUGIN_FAILURES
-from vtensors.errors import DeviceError
 from vtensors.kernel_binding import BoundKernel
-from vtensors.kernel_candidates import told
 from vtensors.kernel_plans import KernelPlan
 from vtensors.records import KernelRequest
-from vtensors.self_test_runs import Runner, require_end
+from vtensors.self_test_runs import Runner
 from vtensors_plugins.architectures.build import Parts
-from vtensors_plugins.architectures.groups import Merged
+from vtensors_plugins.architectures.groups import Merged, failure_of
 
 NAME = "wgmma_mlp"
 # The kernels by warpgroup products whose launches it makes: a range of rows needs one kind of them.
@@ -104,10 +101,4 @@ def _why_not(gate_up: KernelRequest, down: KernelRequest, rows: tuple[int, int],
     """None where the self-test passes. Raises DeviceError where that does not end."""
     from vtensors_kernels.nvfp4.wgmma_mlp_probe import probe_wgmma_mlp
 
-    try:
-        require_end(run, lambda: probe_wgmma_mlp(gate_up, down, rows), "the MLP's kernels")
-    except DeviceError:
-        raise
-    except PLUGIN_FAILURES as problem:  # without CuPy or cuda-bindings there are errors of theirs
-        return f"failed its self-test: {told(problem)}"
-    return None
+    return failure_of(run, lambda: probe_wgmma_mlp(gate_up, down, rows), "the MLP's kernels")

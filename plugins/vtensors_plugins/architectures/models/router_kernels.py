@@ -14,14 +14,13 @@ from torch import Tensor
 from vtensors.containment import PLUGIN_FAILURES
 from vtensors.errors import DeviceError
 from vtensors.kernel_binding import BoundKernel
-from vtensors.kernel_candidates import told
 from vtensors.kernel_plans import KernelPlan
 from vtensors.self_test_runs import Runner, require_end, run_directly
 from vtensors_kernels.layouts import PLAIN_ROWS
 from vtensors_kernels.reference.router_topk import router_topk
 from vtensors_plugins.architectures.build import BuildOptions, Parts
 from vtensors_plugins.architectures.decoder_config import MoeConfig
-from vtensors_plugins.architectures.groups import Merged
+from vtensors_plugins.architectures.groups import Merged, failure_of
 from vtensors_plugins.architectures.models.norm_kernels import norm_binder
 from vtensors_plugins.backends.cuda_plain_small import SUMS
 
@@ -119,15 +118,9 @@ def _why_no_router(
     """None where the kernel passes its self-test. Raises DeviceError where that does not end."""
     from vtensors_kernels.steps.norm_router import probe_norm_router
 
-    try:
-        require_end(
-            run, lambda: probe_norm_router(shape, experts, chosen, dtype, device), "the router kernel"
-        )
-    except DeviceError:
-        raise
-    except PLUGIN_FAILURES as problem:  # without CuPy or cuda-bindings there are errors of theirs
-        return f"failed its self-test: {told(problem)}"
-    return None
+    return failure_of(
+        run, lambda: probe_norm_router(shape, experts, chosen, dtype, device), "the router kernel"
+    )
 
 
 @lru_cache(maxsize=16)
